@@ -299,7 +299,7 @@ async def _watch_ledger(ctx: JobContext) -> None:
     """Kill all plugin processes and raise LedgerLost when the ledger cannot be written. The next start recovers."""
     await ctx.ledger.broken.wait()
     ctx.processes.kill_all()
-    raise LedgerLost(f"{ctx.ledger.path}: write failed; the service stops, and the next start recovers")
+    raise LedgerLost("write failed; the service stops, and the next start recovers", path=ctx.ledger.path)
 
 
 # ── reload ────────────────────────────────────────────────────────────────────────────────────────────────────────────

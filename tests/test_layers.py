@@ -140,11 +140,11 @@ def test_no_folder_has_too_many_entries() -> None:
     assert {folder: size for folder, size in sizes.items() if size > MAX_ENTRIES} == {}
 
 
-def test_no_two_public_classes_have_the_same_name() -> None:
+def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for module, tree in parse_modules().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 

@@ -18,16 +18,16 @@ from ductile.cli.base import click_base, output
 
 NOUNS = {
     "config": "Create, check, edit and seal the configuration.",
-    "event": "Explain how an event was routed.",
+    "event": "Send an event, and show what an event led to.",
     "job": "List, inspect, explain, retry, replay and cancel jobs.",
     "pipeline": "List, draw, dry-run, test and run pipelines.",
     "plugin": "List, create, check, test, run and pause plugins.",
     "queue": "List, pause, resume and purge queued jobs.",
     "relay": "Send events to other instances; list instances and peers.",
-    "run": "List runs and show one; `run PLUGIN` is `plugin run PLUGIN`.",
+    "run": "List runs and show one.",
     "schedule": "List, explain, simulate, run and pause schedules.",
     "system": "Run, monitor, back up and repair the service.",
-    "webhook": "List webhook endpoints and deliveries; send and verify deliveries.",
+    "webhook": "List webhook endpoints and deliveries; redeliver, send and verify deliveries.",
 }
 
 SINGLE = {
@@ -50,9 +50,11 @@ SHORT_FORMS = {
 MODULES = {name: f"{name}.group" for name in NOUNS} | {
     "api": "agents.api",
     "completion": "base.completion",
+    "event": "event",
     "logs": "logs.command",
     "queue": "queue",
     "relay": "relay",
+    "run": "run",
     "version": "base.version",
 }
 """Command → its module below `ductile.cli`, if the names differ."""

@@ -201,6 +201,17 @@ class LedgerError(DuctileError):
     code, exit_code, status = "ledger_error", 78, 503
     hint = "Run `ductile system doctor` to check the ledger."
 
+    def __init__(
+        self,
+        reason: str | None = None,
+        *,
+        path: object = None,
+        hint: str | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.reason, self.path = reason or str(type(self).__doc__), path
+        super().__init__(self.reason if path is None else f"{path}: {self.reason}", hint=hint, context=context)
+
 
 class LedgerLost(LedgerError):
     """The ledger is no longer writable."""

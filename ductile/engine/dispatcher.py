@@ -67,7 +67,7 @@ async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
         ctx.log.error("dispatcher", f"{error}; trying again")
         return ClaimedAttempts(recheck_seconds=LEDGER_RETRY_INTERVAL)
     except LedgerError as error:
-        raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
+        raise LedgerLost(error.reason, path=ctx.ledger.path) from error
     # No checkpoint since the commit, so a request to stop a claimed job always finds its attempt.
     attempts = tuple(
         Attempt(

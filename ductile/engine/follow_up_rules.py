@@ -1,4 +1,4 @@
-"""Rules that the ledger applies when it learns only inside a transaction how a job ended.
+"""Rules that the ledger applies when only its transaction determines how a job ended.
 
 Each rule is a function of one configuration. `pipeline.run` makes the decisions.
 """

@@ -69,7 +69,7 @@ class Refuse:
 
 @frozen
 class Postpone:
-    """The job cannot run now because the plugin is not trusted. It is retried as the policy says."""
+    """The job cannot run now because the plugin is not trusted. It is retried according to the policy."""
 
     error: str
     policy: RetryPolicy

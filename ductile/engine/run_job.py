@@ -208,7 +208,7 @@ async def _record(ctx: JobContext, attempt: Attempt, completion: Completion) -> 
             with trio.CancelScope(shield=True, deadline=now + LEDGER_RETRY_INTERVAL):
                 await trio.sleep_forever()
         except LedgerError as error:
-            raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
+            raise LedgerLost(error.reason, path=ctx.ledger.path) from error
         else:
             failpoint("record.after_commit")
             return recorded
@@ -240,7 +240,7 @@ async def _until_durable(ctx: JobContext, commit: int) -> None:
     try:
         await ctx.ledger.until_durable(commit)
     except LedgerError as error:
-        raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
+        raise LedgerLost(error.reason, path=ctx.ledger.path) from error
 
 
 def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:

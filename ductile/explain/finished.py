@@ -32,7 +32,7 @@ def outcome_reason(report: JobReport) -> Reason:
 
 
 def _attempt_facts(job: Job, last: LoggedAttempt) -> dict[str, Any]:
-    """Return what the row of the attempt itself tells; the data of the code takes precedence."""
+    """Return the facts in the row of the attempt itself; the data of the code takes precedence."""
     return {
         "error": job.last_error,
         "attempt": last.attempt,

@@ -1,4 +1,4 @@
-"""What happened to one slot of a schedule: its job, or what the journal says was decided instead.
+"""What happened to one slot of a schedule: its job, or the decision that the journal has instead.
 
 Reads the ledger and the definition of the schedule. Decides nothing about slots itself.
 """
@@ -70,7 +70,8 @@ class SlotOutcomeView(TypedDict):
 
 
 class SlotView(SlotOutcomeView):
-    story: Annotated[list[Annotated[SlotRowView, OPEN]], "The journal rows about the slot, oldest first"]
+    journal: Annotated[list[Annotated[SlotRowView, OPEN]], "The journal rows about the slot, oldest first"]
+    story: Annotated[list[Annotated[SlotRowView, OPEN]], "Alias of `journal`"]
 
 
 @frozen(kw_only=True)
@@ -84,7 +85,7 @@ class SlotExplanation:
     """The code of the scheduler's decision, if it made one."""
     job: SlotJobView | None = None
     until: datetime | None = None
-    story: tuple[journal.JournalEntry, ...] = ()
+    rows: tuple[journal.JournalEntry, ...] = ()
     """The journal rows about the slot, oldest first."""
 
 
@@ -169,8 +170,8 @@ def _faulty(db: Db, entry: ScheduleEntry, at: datetime) -> SlotExplanation | Non
         return None
     reason = SkipReason.SCHEDULE_FAULT
     why = Reason("slot_faulty", {"reason": reason, "error": rows[-1].data.get("error")})
-    until, story = entry.next_run_at, (rows[-1],)
-    return SlotExplanation(slot_at=None, verdict="held", why=why, skip_reason=reason, until=until, story=story)
+    until, last = entry.next_run_at, (rows[-1],)
+    return SlotExplanation(slot_at=None, verdict="held", why=why, skip_reason=reason, until=until, rows=last)
 
 
 def _slot(
@@ -222,7 +223,7 @@ def _fired(db: Db, rows: list[journal.JournalEntry], slot_at: datetime, job_id: 
     held = tuple(row for row in rows if late > ON_TIME and _is_hold(row) and _held_slot(row, slot_at))
     why = Reason("fired", {"late_seconds": late.total_seconds(), "status": str(job.status)})
     about: SlotJobView = {"job_id": job.id, "status": job.status, "created_at": to_text(job.created_at)}
-    return SlotExplanation(slot_at=slot_at, verdict="fired", why=why, job=about, story=held)
+    return SlotExplanation(slot_at=slot_at, verdict="fired", why=why, job=about, rows=held)
 
 
 def rows_about(db: Db, plugin: str, schedule_id: str) -> list[journal.JournalEntry]:
@@ -248,13 +249,13 @@ def _decided(
     holds = tuple(row for row in skips if _is_hold(row) and _held_slot(row, slot_at))
     for row in _latest_time_first(skips):
         if not _is_hold(row) and _passed_over(table, row, slot_at):
-            reason, story = row.data["reason"], (*holds, row)
+            reason, used = row.data["reason"], (*holds, row)
             why = Reason("slot_skipped", {"reason": reason, "count": row.data["count"]})
-            return SlotExplanation(slot_at=slot_at, verdict="skipped", why=why, skip_reason=reason, story=story)
+            return SlotExplanation(slot_at=slot_at, verdict="skipped", why=why, skip_reason=reason, rows=used)
     if holds and entry.held_reason and (entry.last_slot_at or slot_at - TICK) < slot_at:
         reason, until = holds[-1].data["reason"], entry.next_run_at
         why = Reason("slot_held", {"reason": reason})
-        return SlotExplanation(slot_at=slot_at, verdict="held", why=why, skip_reason=reason, until=until, story=holds)
+        return SlotExplanation(slot_at=slot_at, verdict="held", why=why, skip_reason=reason, until=until, rows=holds)
     if (entry.last_slot_at or slot_at - TICK) < slot_at:
         return _undecided(table, slot_at, now)
     return _unknown("slot_forgotten", slot_at)
@@ -282,7 +283,7 @@ def _paused(entry: ScheduleEntry, slot_at: datetime, rows: list[journal.JournalE
     pauses = [row for row in before if row.data["status"] == EntryStatus.PAUSED_MANUAL][-1:]
     text, reason = pauses[0].data.get("reason") if pauses else entry.reason, SkipReason.SCHEDULE_PAUSED_MANUAL
     why = Reason("slot_paused", {"reason": reason, "text": text})
-    return SlotExplanation(slot_at=slot_at, verdict="paused", why=why, skip_reason=reason, story=tuple(pauses))
+    return SlotExplanation(slot_at=slot_at, verdict="paused", why=why, skip_reason=reason, rows=tuple(pauses))
 
 
 def _latest_time_first(skips: list[journal.JournalEntry]) -> Iterator[journal.JournalEntry]:
@@ -324,7 +325,8 @@ def _passed_over(table: Timetable, row: journal.JournalEntry, slot_at: datetime)
 
 def slot_view(found: SlotExplanation, zone: tzinfo) -> SlotView:
     """Return the explanation as JSON data, with local times of `zone`."""
-    return {**outcome_view(found, zone), "story": [_row_view(row, zone) for row in found.story]}
+    rows = [_row_view(row, zone) for row in found.rows]
+    return {**outcome_view(found, zone), "journal": rows, "story": rows}
 
 
 def outcome_view(found: SlotExplanation, zone: tzinfo) -> SlotOutcomeView:

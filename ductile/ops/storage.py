@@ -163,7 +163,8 @@ def require_disk_space(path: Path) -> None:
     needed = 2 * expected_bytes(path)
     if disk_usage.free_disk_bytes(path) < needed:
         raise LedgerFull(
-            f"{path}: compaction needs {format_size(needed)} of free disk space",
+            f"compaction needs {format_size(needed)} of free disk space",
+            path=path,
             hint="Free some disk space. Nothing was changed.",
         )
 

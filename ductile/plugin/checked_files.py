@@ -55,7 +55,7 @@ class CheckedFiles:
 
 @define(eq=False)
 class FileChecker:
-    """Checks the files of plugins. Remembers what it hashed last, by plugin."""
+    """Checks the files of plugins. Caches the last result of each plugin."""
 
     _last: dict[str, "_Check"] = field(factory=dict)
 

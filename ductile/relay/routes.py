@@ -63,19 +63,19 @@ class RelayEventBody(TypedDict):
     baggage: NotRequired[Annotated[dict[str, Any], "Values for the context of the runs"] | None]
 
 
-class _Addressed(TypedDict):
+class _RelayedEvent(TypedDict):
     instance: str
     event_type: str
 
 
-class RelayEnqueuedView(_Addressed):
+class RelayEnqueuedView(_RelayedEvent):
     """The job that sends the event."""
 
     job_id: str
     status: JobStatus
 
 
-class RelayPlannedView(_Addressed):
+class RelayPlannedView(_RelayedEvent):
     """The event that a dry run would enqueue."""
 
     status: Literal["planned"]
@@ -141,9 +141,9 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         return _enqueued_response(stored)
     envelope = _read_envelope(request, snapshot.config.settings.service.limits.dedupe_key)
     instance = find_instance(snapshot.config.settings, name, envelope.type)
-    addressed = _Addressed(instance=instance.name, event_type=envelope.type)
+    relayed = _RelayedEvent(instance=instance.name, event_type=envelope.type)
     if read_flag(request, "dry_run"):
-        return json_response(RelayPlannedView(status="planned", dry_run=True, **addressed))
+        return json_response(RelayPlannedView(status="planned", dry_run=True, **relayed))
     new = NewJob(
         plugin=RELAY,
         command=SEND,
@@ -154,15 +154,15 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    act = partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now())
+    act = partial(_enqueue, new=new, relayed=relayed, now=ctx.clock.now())
     stored = await submit_once(ctx, ticket, act, [FollowUps(children=(new,))], actor=request.principal.actor)
     failpoint("enqueue.after_commit")
     return _enqueued_response(stored)
 
 
-def _enqueue(db: Db, *, new: NewJob, addressed: _Addressed, now: datetime) -> StoredResponse:
+def _enqueue(db: Db, *, new: NewJob, relayed: _RelayedEvent, now: datetime) -> StoredResponse:
     enqueued = enqueue(db, new, now=now)
-    view = RelayEnqueuedView(job_id=enqueued.job_id, status=enqueued.status, **addressed)
+    view = RelayEnqueuedView(job_id=enqueued.job_id, status=enqueued.status, **relayed)
     return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 

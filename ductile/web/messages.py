@@ -3,7 +3,6 @@
 Does not know sockets, Quart or routes, so tests can call a handler with plain values.
 """
 
-import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Annotated, Any, Protocol, TypedDict
 
@@ -21,8 +20,6 @@ SAFE_HEADERS: Headers = (
 )
 JSON_HEADERS: Headers = (("content-type", "application/json"), *SAFE_HEADERS)
 RETRY_AFTER_SECONDS = 5
-_PATH = re.compile(r"^/.*?: ")
-"""The path of the ledger in an error message, which clients must not see."""
 
 
 @frozen(kw_only=True)
@@ -115,8 +112,11 @@ def encoded_json_response(text: bytes, status: int = 200, headers: Headers = ())
 
 
 def error_response(error: DuctileError, headers: Headers = ()) -> Response:
-    """Return the JSON error response of an exception. A 429 or 503 has a Retry-After header."""
-    message = _PATH.sub("", str(error)) if isinstance(error, LedgerError) else str(error)
+    """Return the JSON error response of an exception. A 429 or 503 has a Retry-After header.
+
+    Clients must not see the path of the ledger.
+    """
+    message = error.reason if isinstance(error, LedgerError) else str(error)
     return refusal_response(error.status, error.code, message, hint=error.hint, context=error.context, headers=headers)
 
 

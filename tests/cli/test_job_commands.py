@@ -65,7 +65,7 @@ def busy(demo: Path) -> Path:
     with past_of(demo) as past:
         for number in range(5):
             ended(past, submitted_by="api" if number % 2 else "cli")
-        ended(past, Failed("disk full", past.evidence(exit_code=1, stderr="no room\n")), plugin="other")
+        ended(past, Failed("disk full", past.evidence(exit_code=1, stderr="disk full\n")), plugin="other")
         past.enqueue(pipeline="nightly", step_id="first")
     return demo
 
@@ -128,15 +128,15 @@ def test_attempts_have_the_keys_of_the_api_and_results_on_request(run: Run, busy
     assert all(name == name.lower() for row in full for name in row)
     assert all("result" not in row for row in plain)
     assert full[1]["result"] == {"status": "ok", "result": "fine"}
-    assert (full[0]["stderr"], full[0]["last_error"]) == ("no room\n", "disk full")
+    assert (full[0]["stderr"], full[0]["last_error"]) == ("disk full\n", "disk full")
 
 
 def test_times_are_relative_and_absolute(run: Run, busy: Path) -> None:
     lines = run("job", "list", "--config", busy).stdout.splitlines()
 
-    told = re.compile(r"  (now|\w+ ago|in \w+) \(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ\)")
+    shown = re.compile(r"  (now|\w+ ago|in \w+) \(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ\)")
     assert len(lines) == 9
-    assert all(map(told.search, lines[1:-1]))
+    assert all(map(shown.search, lines[1:-1]))
     assert lines[-1] == "7 jobs in total"
 
 
@@ -446,8 +446,8 @@ def test_output_of_a_plugin_cannot_imitate_the_output_of_ductile(run: Run, demo:
     with past_of(demo) as past:
         job_id = ended(past, Failed("disk full\n  next: ductile queue purge --all", evidence(exit_code=1)))
 
-    told = run("job", question, job_id, "--config", demo).stdout.splitlines()
-    forged = [line for line in told if "queue purge" in line]
+    shown = run("job", question, job_id, "--config", demo).stdout.splitlines()
+    forged = [line for line in shown if "queue purge" in line]
     assert forged
     assert not any(line.startswith("  next:") for line in forged)
 
@@ -457,9 +457,9 @@ def test_a_diagnosis_of_long_output_is_short(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         job_id = ended(past, Failed("stdout is not one JSON object", evidence(exit_code=0, result="y\n" * 5000)))
 
-    told = run("job", "diagnose", job_id, "--config", demo).stdout
-    assert told.count("\n") < 60
-    assert "more lines; --json has them" in told
+    shown = run("job", "diagnose", job_id, "--config", demo).stdout
+    assert shown.count("\n") < 60
+    assert "more lines; --json has them" in shown
 
 
 def test_why_explains_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) -> None:
@@ -594,9 +594,9 @@ def test_a_changed_list_is_compared_by_the_names_of_its_members(run: Run, demo: 
     changes = {one["path"]: one for one in bundle["since_last_success"]["changes"]["config"]}
     assert list(changes) == ["pipelines[came]", "pipelines[gone]", "pipelines[more]", "pipelines[other].mode"]
     assert (changes["pipelines[came]"]["before"], changes["pipelines[gone]"]["after"]) == ("(not set)", "(not set)")
-    told = run("job", "diagnose", job_id, "--config", demo).stdout
-    assert "config pipelines: added came, more; removed gone" in told
-    assert "config pipelines[other].mode: a → b" in told
+    shown = run("job", "diagnose", job_id, "--config", demo).stdout
+    assert "config pipelines: added came, more; removed gone" in shown
+    assert "config pipelines[other].mode: a → b" in shown
 
 
 def test_a_diagnosis_shows_text_that_is_not_json_unchanged(run: Run, demo: Path) -> None:
@@ -686,9 +686,9 @@ def test_an_event_names_its_plugin_and_prints_every_fact_once(run: Run, demo: Pa
 
     view = run("event", "why", event, "--config", demo, "--json").json
     assert (view["source"], view["emitted_by"]) == ("echo", job.id)
-    told = run("event", "why", event, "--config", demo).stdout.splitlines()
-    assert " t.done from echo  " in told[0]
-    assert told[1:] == [
+    shown = run("event", "why", event, "--config", demo).stdout.splitlines()
+    assert " t.done from echo  " in shown[0]
+    assert shown[1:] == [
         "  The event led to no job. No route and no pipeline matches it.",
         f"  next: ductile job inspect {job.id}",
     ]
@@ -700,8 +700,8 @@ def test_the_only_decision_about_an_event_is_printed_once(run: Run, demo: Path) 
         past.enqueue()
         past.end(past.claim_one(), notes=(Note(kind="pipeline.skipped", data=about),))
 
-    told = run("event", "why", UNKNOWN_ID, "--config", demo).stdout
-    assert told.count("Pipeline big did not start") == 1
+    shown = run("event", "why", UNKNOWN_ID, "--config", demo).stdout
+    assert shown.count("Pipeline big did not start") == 1
 
 
 def test_a_mistyped_event_type_gets_a_suggestion(run: Run, demo: Path) -> None:

@@ -62,14 +62,14 @@ RunScheduler = Callable[..., Home]
 def run_scheduler(tmp_path: Path) -> RunScheduler:
     """Run the scheduler of this configuration from NOON on, and return the configuration with its ledger."""
 
-    def run_story(story: Callable[[SchedulerService], Any]) -> Home:
+    def run_scenario(scenario: Callable[[SchedulerService], Any]) -> Home:
         async def run_all() -> Home:
             async with open_scheduler_service(tmp_path, SCHEDULES) as service:
                 service.home.plugin("third", "#!/bin/sh\n")
                 service.configure(SCHEDULES.rstrip("\n"))
                 service.clock = VirtualClock(NOON)
                 service.start()
-                await story(service)
+                await scenario(service)
                 path = service.ledger.path
                 text = (service.home.path / "config.yaml").read_text()
                 service.home.write("config.yaml", text.replace("data/state.db", str(path)))
@@ -77,7 +77,7 @@ def run_scheduler(tmp_path: Path) -> RunScheduler:
 
         return trio.run(run_all)
 
-    return run_story
+    return run_scenario
 
 
 def why(run: Run, home: Home, schedule_id: str, at: str) -> Any:
@@ -110,11 +110,11 @@ def test_schedule_list_needs_no_ledger(run: Run, home: Home) -> None:
 def test_schedule_list_shows_last_and_next_run(run: Run, run_scheduler: RunScheduler) -> None:
     """In local time and UTC, with pauses and their reasons."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(31 * MINUTE)
         await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="office")
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
     listed = {one["schedule_id"]: one for one in run("schedule", "list", "--config", home.path, "--json").json["jobs"]}
 
     often, nightly = listed["often"], listed["nightly"]
@@ -145,7 +145,7 @@ def test_an_edited_schedule_does_not_show_old_times(run: Run, run_scheduler: Run
 
 
 def test_a_pause_keeps_its_reason_when_the_schedule_is_edited(run: Run, run_scheduler: RunScheduler) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.tick()
         paused = ("echo", "often", EntryStatus.PAUSED_MANUAL)
         await service.ledger.write(
@@ -154,7 +154,7 @@ def test_a_pause_keeps_its_reason_when_the_schedule_is_edited(run: Run, run_sche
         service.configure(SCHEDULES.replace("every: 10m", "every: 11m").rstrip("\n"))
         await service.advance_by(30 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     often = run("schedule", "list", "--config", home.path, "--json").json["jobs"][0]
     assert (often["status"], often["reason"]) == ("paused", "the disk is replaced")
@@ -274,12 +274,12 @@ def test_why_names_the_job_of_a_fired_slot(run: Run, run_scheduler: RunScheduler
     """For any time until the next slot; also after the job has left the queue."""
     job_ids: list[str] = []
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(31 * MINUTE)
         job_ids.extend(service.jobs("id", "schedule_id = 'often'"))
         await service.ledger.write(lambda db: db.execute(f"DELETE FROM job_queue WHERE id = '{job_ids[2]}'").rowcount)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     for number, at in enumerate(("12:05:00Z", "12:10:00Z", "12:29:59Z")):
         explanation = why(run, home, "often", f"2026-03-09T{at}")
@@ -293,14 +293,14 @@ def test_why_names_the_job_of_a_fired_slot(run: Run, run_scheduler: RunScheduler
 def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunScheduler) -> None:
     """An unfinished earlier job, or downtime of the service."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(11 * MINUTE, outcome=None)
         await service.run_jobs()
         service.clock.jump(35 * MINUTE)
         service.start()
         await service.advance_by(5 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     assert why(run, home, "often", "2026-03-09T12:10:00Z")["reason"] == "already_running"
     for minute in (20, 30, 40):
@@ -312,7 +312,7 @@ def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunSche
 def test_why_names_the_downtime_of_the_service_that_missed_a_slot(run: Run, run_scheduler: RunScheduler) -> None:
     """Also while it has not started again."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         starts = partial(service_log.journal_start, version="1", pid=1, config_hash="x", actor="service")
         stops = partial(service_log.journal_stop, reason="SIGTERM", actor="service")
         write = service.ledger.write
@@ -325,7 +325,7 @@ def test_why_names_the_downtime_of_the_service_that_missed_a_slot(run: Run, run_
         await service.advance_by(5 * MINUTE)
         await write(stops, run_id="b", now=service.clock.now())
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     missed = why(run, home, "often", "2026-03-09T12:20:00Z")
     assert (missed["verdict"], missed["reason"], missed["code"]) == ("skipped", "missed", "slot_service_down")
@@ -338,7 +338,7 @@ def test_why_names_the_downtime_of_the_service_that_missed_a_slot(run: Run, run_
 def test_why_names_the_disabled_plugin_of_a_missed_slot(run: Run, run_scheduler: RunScheduler) -> None:
     """From the configuration that the service used at that time, unless retention has deleted it."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(11 * MINUTE)
         for number, enabled in enumerate((False, True)):
             config = json.dumps({"plugins": {"echo": {"enabled": enabled}}})
@@ -355,7 +355,7 @@ def test_why_names_the_disabled_plugin_of_a_missed_slot(run: Run, run_scheduler:
         service.start()
         await service.advance_by(5 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     missed = why(run, home, "often", "2026-03-09T12:20:00Z")
     assert (missed["verdict"], missed["code"]) == ("skipped", "slot_plugin_disabled")
@@ -384,11 +384,11 @@ def test_schedule_commands_accept_names_and_times_as_they_are_printed(run: Run, 
 def test_why_names_what_a_slot_waits_for(run: Run, run_scheduler: RunScheduler) -> None:
     """The end of a time window is known, that of an unhealthy plugin is not."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         service.unhealthy.add("echo")
         await service.advance_to(MIDNIGHT + timedelta(hours=18, minutes=30))
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     explanation = why(run, home, "office", "2026-03-09T18:30:00Z")
     assert (explanation["verdict"], explanation["reason"], explanation["until"]) == (
@@ -398,7 +398,7 @@ def test_why_names_what_a_slot_waits_for(run: Run, run_scheduler: RunScheduler) 
     )
     explanation = why(run, home, "often", "2026-03-09T18:30:00Z")
     assert (explanation["verdict"], explanation["reason"]) == ("held", "plugin_unhealthy")
-    assert [row["reason"] for row in explanation["story"]] == ["plugin_unhealthy"]
+    assert [row["reason"] for row in explanation["journal"]] == ["plugin_unhealthy"]
 
 
 def test_why_names_the_excluded_weekday_of_a_cron_line(run: Run, run_scheduler: RunScheduler) -> None:
@@ -416,14 +416,14 @@ def test_why_names_the_excluded_weekday_of_a_cron_line(run: Run, run_scheduler: 
 
 
 def test_why_reports_slots_during_a_pause_as_paused(run: Run, run_scheduler: RunScheduler) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
         await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="often")
         await service.advance_by(20 * MINUTE)
         await service.set_status(EntryStatus.ACTIVE, schedule_id="often")
         await service.advance_by(20 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     verdicts = [why(run, home, "often", f"2026-03-09T12:{minute}:00Z")["verdict"] for minute in ("00", 10, 20, 30, 40)]
     assert verdicts == ["fired", "paused", "paused", "fired", "fired"]
@@ -439,21 +439,21 @@ async def remove_and_add_again(service: SchedulerService) -> None:
 def test_a_pause_ends_when_its_schedule_is_removed(run: Run, run_scheduler: RunScheduler) -> None:
     """A later schedule of the same name was never paused."""
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
         await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="often")
         await service.advance_by(5 * MINUTE)
         await remove_and_add_again(service)
         await service.advance_by(12 * MINUTE, outcome=None)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     explanation = why(run, home, "often", "2026-03-09T12:25:00Z")
     assert (explanation["verdict"], explanation["reason"]) == ("skipped", "already_running")
 
 
 def test_a_pause_is_known_after_its_journal_entry_is_pruned(run: Run, run_scheduler: RunScheduler) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
         for schedule_id in ("often", "nightly"):
             await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id=schedule_id)
@@ -461,7 +461,7 @@ def test_a_pause_is_known_after_its_journal_entry_is_pruned(run: Run, run_schedu
         await service.ledger.write(prune, RetentionPolicy(journal=timedelta()), now=service.clock.now() + MINUTE)
         await service.set_status(EntryStatus.ACTIVE, schedule_id="nightly")
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     for minute in (10, 20, 40):
         explanation = why(run, home, "often", f"2026-03-09T12:{minute}:00Z")
@@ -473,18 +473,18 @@ def test_a_pause_is_known_after_its_journal_entry_is_pruned(run: Run, run_schedu
 def test_a_reset_breaker_blocks_no_later_slot(
     run: Run, run_scheduler: RunScheduler, minutes: int, verdict: str
 ) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(11 * MINUTE, outcome=Dead("broken"))
         await service.advance_by(11 * MINUTE)
         await service.reset()
         await service.advance_by(minutes * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     waited = why(run, home, "often", "2026-03-09T12:20:00Z")
-    assert (waited["verdict"], [row["reason"] for row in waited["story"]]) == ("fired", ["circuit_open"])
+    assert (waited["verdict"], [row["reason"] for row in waited["journal"]]) == ("fired", ["circuit_open"])
     later = why(run, home, "often", "2026-03-09T12:30:00Z")
-    assert (later["verdict"], later["story"]) == (verdict, [])
+    assert (later["verdict"], later["journal"]) == (verdict, [])
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_a_reset_breaker_blocks_no_later_slot(
 def test_why_names_what_a_one_time_schedule_waits_for(
     run: Run, run_scheduler: RunScheduler, keeps: str, verdict: str, reason: str
 ) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.tick()
         if keeps == "illness":
             service.unhealthy.add("echo")
@@ -503,7 +503,7 @@ def test_why_names_what_a_one_time_schedule_waits_for(
             await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="soon")
         await service.advance_by(45 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     for schedule_id, slot in (("once", "12:30"), ("soon", "12:10")):
         explanation = why(run, home, schedule_id, "2026-03-09T12:45:00Z")
@@ -513,12 +513,12 @@ def test_why_names_what_a_one_time_schedule_waits_for(
 
 
 def test_slots_of_a_disabled_plugin_are_undecided(run: Run, run_scheduler: RunScheduler) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
         service.configure(SCHEDULES.replace("  echo:\n", "  echo:\n    enabled: false\n").rstrip("\n"))
         await service.advance_by(20 * MINUTE)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     assert why(run, home, "often", "2026-03-09T12:00:00Z")["verdict"] == "fired"
     explanation = why(run, home, "often", "2026-03-09T12:20:00Z")
@@ -529,14 +529,14 @@ def test_slots_of_a_disabled_plugin_are_undecided(run: Run, run_scheduler: RunSc
 
 
 def test_a_clock_jump_hides_no_later_reason(run: Run, run_scheduler: RunScheduler) -> None:
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
         service.clock.jump(timedelta(days=3650))
         await service.advance_by(5 * MINUTE)
         service.clock.jump(timedelta(days=-3650))
         await service.advance_by(21 * MINUTE, outcome=None)
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
 
     assert why(run, home, "often", "2026-03-09T12:20:00Z")["verdict"] == "fired"
     assert why(run, home, "often", "2026-03-09T12:30:00Z")["reason"] == "already_running"
@@ -563,12 +563,12 @@ def test_why_reports_a_fault_of_the_scheduler(
     def fail(*_: object) -> Evaluation:
         raise OverflowError("date value out of range")
 
-    async def story(service: SchedulerService) -> None:
+    async def scenario(service: SchedulerService) -> None:
         await service.advance_by(MINUTE)
         monkeypatch.setattr(tick, "evaluate", fail)
         await service.refresh()
 
-    home = run_scheduler(story)
+    home = run_scheduler(scenario)
     found = why(run, home, "often", "2026-03-09T12:01:00Z")
     assert (found["verdict"], found["reason"]) == ("held", "schedule_fault")
     assert "OverflowError('date value out of range')" in found["words"]
@@ -619,12 +619,12 @@ def simulated(run: Run, home: Home, *args: str) -> Any:
 def test_a_simulation_uses_the_time_zone_of_the_schedule(run: Run, home: Home) -> None:
     down = "2026-03-30T02:00..2026-03-30T02:45"
     args = ("echo", "nightly", "--from", "2026-03-28", "--to", "2026-03-31", "--down", down)
-    story = simulated(run, home, *args)
+    scenario = simulated(run, home, *args)
 
-    assert (story["from"], story["skipped"], story["complete"]) == ("2026-03-27T23:00:00.000000Z", 1, True)
-    fired = [event["local"] for event in story["events"] if event["event"] == "fired"]
+    assert (scenario["from"], scenario["skipped"], scenario["complete"]) == ("2026-03-27T23:00:00.000000Z", 1, True)
+    fired = [event["local"] for event in scenario["events"] if event["event"] == "fired"]
     assert fired == ["2026-03-28T02:30:00+01:00", "2026-03-29T03:00:00+02:00"]
-    (clocks,) = [event for event in story["events"] if event["event"] == "clocks"]
+    (clocks,) = [event for event in scenario["events"] if event["event"] == "clocks"]
     assert clocks["utc_offsets"] == ["+01:00", "+02:00"]
     text = run("schedule", "simulate", *args, "--config", home.path).stdout
     assert "clock change: +01:00 → +02:00" in text
@@ -636,8 +636,8 @@ def test_a_simulation_uses_the_time_zone_of_the_schedule(run: Run, home: Home) -
 )
 def test_downtime_by_time_of_day_applies_to_every_day(run: Run, home: Home, down: str, fired: int) -> None:
     """It may cross midnight. A slot up to a minute before the end is on time."""
-    story = simulated(run, home, "echo", "nightly", "--from", "2026-04-01", "--to", "2026-04-04", "--down", down)
-    assert (story["fired"], story["skipped"]) == (fired, 3 - fired)
+    scenario = simulated(run, home, "echo", "nightly", "--from", "2026-04-01", "--to", "2026-04-04", "--down", down)
+    assert (scenario["fired"], scenario["skipped"]) == (fired, 3 - fired)
 
 
 def test_a_simulation_stops_at_its_limit(run: Run, home: Home) -> None:
@@ -649,8 +649,8 @@ def test_a_simulation_stops_at_its_limit(run: Run, home: Home) -> None:
 
 def test_a_simulation_uses_the_interval_grid_of_the_ledger(run: Run, run_scheduler: RunScheduler) -> None:
     home = run_scheduler(lambda service: service.advance_by(5 * MINUTE))
-    story = simulated(run, home, "echo", "often", "--from", "2026-04-01T00:03", "--to", "2026-04-01T00:25")
-    assert [event["slot_at"][11:16] for event in story["events"]] == ["00:10", "00:20"]
+    scenario = simulated(run, home, "echo", "often", "--from", "2026-04-01T00:03", "--to", "2026-04-01T00:25")
+    assert [event["slot_at"][11:16] for event in scenario["events"]] == ["00:10", "00:20"]
 
 
 def test_a_simulation_does_not_change_the_ledger(run: Run, run_scheduler: RunScheduler) -> None:

@@ -54,11 +54,11 @@ def test_why_of_the_first_job_names_the_failed_jobs_of_its_run(run: Run, failed:
 
 def test_the_first_lines_name_the_failed_jobs(run: Run, failed: tuple[Path, str, list[str]]) -> None:
     home, root, ends = failed
-    told = run("job", "why", root, "--config", home).stdout.splitlines()
+    shown = run("job", "why", root, "--config", home).stdout.splitlines()
 
-    assert told[0].endswith("first.poll  SUCCEEDED, its run FAILED")
-    assert told[1].startswith("  The run failed: step one")
-    assert f"  next: ductile job why {ends[0]}" in told
+    assert shown[0].endswith("first.poll  SUCCEEDED, its run FAILED")
+    assert shown[1].startswith("  The run failed: step one")
+    assert f"  next: ductile job why {ends[0]}" in shown
 
 
 def test_a_diagnosis_of_the_first_job_names_the_failed_job(run: Run, failed: tuple[Path, str, list[str]]) -> None:

@@ -142,14 +142,14 @@ def test_status_without_health_checks_the_configuration_in_the_same_way(
     start()
     home.write("config.yaml", (home.path / "config.yaml").read_text().replace(written, instead))
 
-    def told(*flags: str) -> tuple[int, Any]:
+    def shown(*flags: str) -> tuple[int, Any]:
         command = [sys.executable, "-m", "ductile", "status", *flags, "--config", str(home.path), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         report = json.loads(done.stdout)
         return done.returncode, [one for one in report["checks"] if one["name"] == "config_load"]
 
-    assert told("--no-health") == told()
-    assert told("--no-health")[0] == code
+    assert shown("--no-health") == shown()
+    assert shown("--no-health")[0] == code
 
 
 def test_status_without_health_imports_no_event_loop_and_no_converter(home: Home, start: Start) -> None:

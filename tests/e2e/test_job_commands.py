@@ -21,7 +21,7 @@ cat > /dev/null
 echo first words >&2
 printf x > started
 dd bs=1 count=1 < release > /dev/null 2>&1
-echo last words >&2
+echo last line >&2
 echo '{"status": "ok", "result": "events"}'
 """
 EMITTER = """#!/bin/sh
@@ -264,9 +264,9 @@ def test_job_tail_prints_stderr_while_the_job_runs(home: Home, start: Start, blo
         assert tail.stdout is not None
         assert tail.stdout.readline() == "first words\n"
         blocking.release()
-        assert tail.stdout.read() == "last words\n"
+        assert tail.stdout.read() == "last line\n"
     assert tail.returncode == 0
-    assert ductile_json(home, "job", "tail", job_id)["stderr"] == "first words\nlast words\n"
+    assert ductile_json(home, "job", "tail", job_id)["stderr"] == "first words\nlast line\n"
 
 
 # ── the queue ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -245,8 +245,8 @@ def test_health_responds_while_all_processors_are_busy(zoo: ZooService) -> None:
 # --- plugins that damage their folder ---------------------------------------------------------------------------------
 
 
-def _run_twice(zoo: ZooService, victim: str) -> tuple[JobResult, JobResult]:
-    plugin = find_plugin("z65_deletes_its_own_files", victim)
+def _run_twice(zoo: ZooService, variant: str) -> tuple[JobResult, JobResult]:
+    plugin = find_plugin("z65_deletes_its_own_files", variant)
     first, second = zoo.run(plugin), zoo.run(plugin)
     zoo.check_nothing_is_left_of(first.job["job_id"], second.job["job_id"])
     assert first.job["status"] == "succeeded"

@@ -183,7 +183,7 @@ def test_the_beginning_of_invalid_output_is_stored() -> None:
 
 def test_the_end_of_stderr_is_stored_with_a_note() -> None:
     """The note has the size of the missing part."""
-    assert _evidence(a_run(OK, stderr=b"last words\n", stderr_total=100)).stderr == "[89 bytes cut]\nlast words\n"
+    assert _evidence(a_run(OK, stderr=b"last lines\n", stderr_total=100)).stderr == "[89 bytes cut]\nlast lines\n"
     assert _evidence(a_run(OK, stderr=b"caf\xe9\n")).stderr == "caf\\xe9\n"
     assert _evidence(a_run(OK)).stderr is None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.admin import audit, job_actions, retention, service_log
+from ductile.ledger.admin import job_actions, retention, service_log
 from ductile.ledger.completion import finish, quarantine, record
 from ductile.ledger.jobs import dedupe, enqueue, joins, rows, schedule_jobs, tree_counters
 from ductile.ledger.queue import claim, recover
@@ -32,7 +32,6 @@ from ductile.ledger.webhooks import deliveries
 MODULES = (
     attempt_list,
     attempts,
-    audit,
     blocked_jobs,
     breakers,
     claim,
@@ -137,7 +136,7 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (schedule_jobs.OPEN_JOB_IDS, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
         (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
         (retention.DELETE_ARRIVALS, "arrivals_by_join (join_id=?)"),
-        (audit.ACTS, "journal_acts (seq<?)"),
+        (journal_list.ACTS, "journal_acts (seq<?)"),
         (service_log.LATEST_CHANGE, "journal_of_service (kind=?)"),
         (service_log.CONFIG_IN_USE, "journal_of_service (kind=?)"),
         (queue_status.QUEUED_WORK, "job_queue_by_actor (actor=?)"),

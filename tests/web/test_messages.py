@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ductile.core.errors import LedgerFull, NotFound
+from ductile.core.errors import LedgerError, LedgerFull, NotFound
 from ductile.web.messages import HTTPError, Request, error_response, json_response
 
 
@@ -35,6 +35,14 @@ def test_a_503_has_a_retry_after_header() -> None:
     """Webhook senders repeat a delivery after a 503 with Retry-After."""
     assert "retry-after" in dict(error_response(LedgerFull()).headers)
     assert "retry-after" not in dict(error_response(NotFound()).headers)
+
+
+def test_a_client_does_not_see_the_path_of_the_ledger() -> None:
+    """Whatever characters the path has."""
+    for path in ("/srv/ductile/ductile.db", "/srv/a: b/ductile.db", "/srv/a\n: b/ductile.db"):
+        body = error_response(LedgerError("cannot be synced: EIO", path=path)).body
+        assert isinstance(body, bytes)
+        assert json.loads(body)["error"] == "cannot be synced: EIO"
 
 
 def test_a_repeated_argument_is_refused() -> None:

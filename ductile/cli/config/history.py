@@ -72,7 +72,7 @@ def _changed(one: dict[str, Any]) -> str:
 def diff(old: str | None, new: str | None, as_json: bool, **where: Any) -> None:
     """Show what differs between two configurations. Secrets are masked.
 
-    FROM and TO are snapshot ids of `config history`, or unique beginnings of them; TO may also be `disk`, the current
+    FROM and TO are snapshot ids of `config history`, or unique prefixes of them; TO may also be `disk`, the current
     files. Default: from the newest configuration that the service has used to the files on disk. With FROM only, TO is
     `disk`.
 

@@ -42,8 +42,8 @@ def _list_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def list_jobs(follow: bool, as_json: bool, **params: Any) -> int:
     """List queued, running and recently ended jobs, newest first.
 
-    Works while the service is stopped. --api-url queries a remote service. A page may have fewer rows than --limit
-    although more follow; continue with --cursor.
+    Works while the service is stopped. --api-url queries a remote service. A page can have fewer rows than --limit
+    even if more follow; continue with --cursor.
 
     --follow prints state changes from now on instead of a list, across restarts of the service; with --json, one object
     per line. --status then selects the new state. Ctrl-C exits with code 130.

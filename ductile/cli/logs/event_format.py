@@ -94,7 +94,7 @@ def subject(data: Mapping[str, Any]) -> str:
 def details(data: Mapping[str, Any]) -> str:
     """Format the fields that no other column shows."""
     shown = _SHOWN_ELSEWHERE | ({"reason"} if data.get("reason") == data.get("error") else set())
-    shown = shown - {"message"} if "signal" in data else shown  # only the message tells what a notification reported
+    shown = shown - {"message"} if "signal" in data else shown  # only the message states what a notification reported
     rest = {name: value for name, value in data.items() if name not in shown and value not in (None, "", [])}
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in rest.items())
 

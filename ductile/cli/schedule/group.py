@@ -173,7 +173,7 @@ def why(
 def _why_lines(view: dict[str, Any]) -> list[str]:
     slot = f"slot {_short(view['slot_local'])} ({_short(view['slot_at'])})" if view.get("slot_at") else "no slot"
     lines = [f"{view['plugin']} {view['schedule_id']}, {slot}: {view['verdict']}", f"  {view['words']}"]
-    for row in view["story"]:
+    for row in view["journal"]:
         what = row.get("status") or f"{row['reason']}" + (f", {row['count']} slots" if row.get("count", 1) > 1 else "")
         lines.append(f"  {_short(row['local'])}  {what}")
     lines += [f"  waiting until {_short(view['until'])}"] if view.get("until") and view["verdict"] == "held" else []

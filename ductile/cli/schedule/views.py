@@ -66,7 +66,7 @@ def upcoming_view(snapshot: Snapshot, plugin: str, schedule: Schedule, count: in
 
 
 def simulation_view(question: "SimulationRequest", simulation: "Simulation") -> dict[str, Any]:
-    story = simulation.events
+    simulated = simulation.events
     return {
         "plugin": question.plugin,
         "schedule_id": question.schedule.id,
@@ -76,9 +76,9 @@ def simulation_view(question: "SimulationRequest", simulation: "Simulation") -> 
         "to": to_text(question.end),
         "first_seen_at": to_text(question.anchored_at or question.start),
         "complete": simulation.is_complete,
-        "fired": sum(event.kind == "fired" for event in story),
-        "skipped": sum(event.count for event in story if event.kind == "skipped"),
-        "events": [_event(event, question) for event in story],
+        "fired": sum(event.kind == "fired" for event in simulated),
+        "skipped": sum(event.count for event in simulated if event.kind == "skipped"),
+        "events": [_event(event, question) for event in simulated],
     }
 
 

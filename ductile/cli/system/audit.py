@@ -15,7 +15,7 @@ from ductile.cli.base import options, output
 @options.service
 @options.as_json
 def audit(since: str | None, actor: str | None, limit: int, cursor: str | None, as_json: bool, **where: Any) -> None:
-    """List acts of tokens and local users, starts, stops and reloads, with their actors; newest first.
+    """List the actions of tokens and local users, and starts, stops and reloads, newest first.
 
     Jobs that a token or a local user requested are included. Those of schedules, webhooks and peers are not: `ductile
     job list --submitted-by` lists them. Works while the service is stopped; --api-url queries a remote service.

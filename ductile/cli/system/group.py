@@ -261,6 +261,7 @@ def _add_refusal(action: str) -> None:
     @group.command(action, hidden=True, context_settings={"ignore_unknown_options": True})
     @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
     def refuse(rest: tuple[str, ...]) -> None:
+        """Not available: a process supervisor, such as systemd, stops and restarts the service."""
         raise UsageInvalid(
             f"`ductile system {action}` does not exist: the process supervisor {action}s the service",
             hint=f"Run `systemctl {action} ductile` or `docker {action} ductile`, or press Ctrl-C in its terminal. "

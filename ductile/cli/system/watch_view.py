@@ -205,17 +205,17 @@ def clock(span: timedelta) -> str:
 # ── layout ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shares(wants: Sequence[int], available: int | None) -> list[int]:
-    """Return the number of lines of each section: all it wants if they fit, otherwise equal shares."""
-    if available is None or sum(wants) <= available:
-        return list(wants)
-    shares = [0] * len(wants)
-    for index in range(-1, len(wants) - 1):  # the last section first: events have priority
+def _shares(sizes: Sequence[int], available: int | None) -> list[int]:
+    """Return the number of lines of each section: all that it needs if they fit, otherwise equal shares."""
+    if available is None or sum(sizes) <= available:
+        return list(sizes)
+    shares = [0] * len(sizes)
+    for index in range(-1, len(sizes) - 1):  # the last section first: events have priority
         if available >= MIN_SECTION_LINES:
             shares[index], available = MIN_SECTION_LINES, available - MIN_SECTION_LINES
-    while available > 0 and any(0 < share < want for share, want in zip(shares, wants, strict=True)):
-        for index, want in enumerate(wants):
-            if available > 0 and 0 < shares[index] < want:
+    while available > 0 and any(0 < share < size for share, size in zip(shares, sizes, strict=True)):
+        for index, size in enumerate(sizes):
+            if available > 0 and 0 < shares[index] < size:
                 shares[index], available = shares[index] + 1, available - 1
     return shares
 

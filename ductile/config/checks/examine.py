@@ -263,9 +263,8 @@ class _Checks:
 
     def _pipelines(self) -> Iterator[Complaint]:
         # Imported only if needed, as in `load`: many configurations have no pipelines.
-        from ductile.config.checks.braces import find_wrong_braces
         from ductile.config.checks.contracts import find_broken_contracts
-        from ductile.config.checks.pipelines import PipelineChecks
+        from ductile.config.checks.pipelines import PipelineChecks, find_wrong_braces
         from ductile.config.checks.triggers import find_undeclared_triggers
 
         yield from find_wrong_braces(self.config)

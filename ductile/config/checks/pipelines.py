@@ -3,8 +3,10 @@
 Errors about unknown plugins and commands are reported by `doctor`.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from attrs import frozen
 
@@ -14,10 +16,13 @@ from ductile.core.units import format_duration
 from ductile.pipeline.compile.graph import find_cycles, format_cycle
 from ductile.pipeline.compile.plan import Plan, PlanNode
 from ductile.pipeline.language.conditions import paths_of
+from ductile.pipeline.language.dsl import Step, iter_steps
 from ductile.plugin.manifest import Emission
 from ductile.plugin.registry import Plugin
 
 MAX_REPORTED_CYCLES = 20
+_REFERENCE = re.compile(r"(?:payload|context|item)(?:\.[\w-]+)*", re.ASCII)
+_DOUBLED = re.compile(r"\{\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}\}", re.ASCII)
 
 
 def declared_emissions(node: PlanNode, plugins: Mapping[str, Plugin]) -> tuple[Emission, ...]:
@@ -136,3 +141,48 @@ class PipelineChecks:
 
     def _complaint(self, message: str, path: str, category: str) -> Complaint:
         return self.config.complaint(message, path, category)
+
+
+# ── braces of references ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_wrong_braces(config: Config) -> Iterator[Complaint]:
+    """Yield a warning for each value that is probably meant as a reference."""
+    for index, pipeline in enumerate(config.settings.pipelines):
+        for path, step in iter_steps(pipeline.steps, f"pipelines[{index}].steps"):
+            for key, value in _templates(step):
+                for where, message in _wrong_braces(value, f"{path}.{key}"):
+                    yield config.complaint(message, where, "pipelines")
+
+
+def _templates(step: Step) -> Iterator[tuple[str, Any]]:
+    yield "with", step.with_
+    if step.relay is not None:
+        yield "relay.with", step.relay.with_
+
+
+def _wrong_braces(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    match value:
+        case dict() if len(value) == 1 and _is_bare_reference(*value.items()):
+            name, key = where.rpartition(".")[2], next(iter(value))
+            yield where, f'is a mapping with the key {key}; put quotes around a reference: {name}: "{{{key}}}"'
+        case dict():
+            for name, member in value.items():
+                yield from _wrong_braces(member, f"{where}.{name}")
+        case list():
+            for index, item in enumerate(value):
+                yield from _wrong_braces(item, f"{where}[{index}]")
+        case str() if found := _DOUBLED.search(value):
+            yield where, f"has double braces, which are literal text; {_with_single_braces(found[1])}"
+
+
+def _is_bare_reference(member: tuple[str, Any]) -> bool:
+    """True for the only member of `{payload.text}`, which YAML reads as a mapping with a key and no value."""
+    name, value = member
+    return value is None and _REFERENCE.fullmatch(name) is not None
+
+
+def _with_single_braces(path: str) -> str:
+    """Return the advice. Quotes only a path, because other text may come from the environment and be secret."""
+    example = path if _REFERENCE.fullmatch(path) else "payload.text"
+    return f'write a reference with single braces, such as "{{{example}}}"'

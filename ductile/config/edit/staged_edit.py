@@ -93,10 +93,10 @@ class Draft:
         """Return the file that a change of `path` applies to."""
         return self._locate(path).path
 
-    def _locate(self, path: YamlPath) -> "_Location":
-        locations = list(_locations(self.sources.documents, path))
+    def _locate(self, path: YamlPath) -> "_FilePosition":
+        locations = list(_file_positions(self.sources.documents, path))
         if not locations:
-            return _Location(self.root, path, 0, is_written=False)
+            return _FilePosition(self.root, path, 0, is_written=False)
         written = [location for location in locations if location.is_written]
         if written:
             # The later file overrides the earlier one, unless its value is null.
@@ -109,7 +109,7 @@ class Draft:
 
 
 @frozen
-class _Location:
+class _FilePosition:
     """A file and the position of a path in it; the first `depth` parts of the path exist."""
 
     path: Path
@@ -119,7 +119,7 @@ class _Location:
     is_null: bool = False
 
 
-def _locations(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> Iterator[_Location]:
+def _file_positions(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> Iterator[_FilePosition]:
     """Yield one location per file. Lists are merged by appending, so indexes continue from file to file."""
     items_before: dict[YamlPath, int] = {}
     for file, node in documents:
@@ -133,7 +133,7 @@ def _locations(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> 
             name, node = found
             found_path.append(name)
         is_written = len(found_path) == len(path)
-        yield _Location(
+        yield _FilePosition(
             file, (*found_path, *path[len(found_path) :]), len(found_path), is_written, is_null=node.value is None
         )
 

@@ -45,7 +45,7 @@ def _acquire(path: Path, *, now: datetime) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
-        raise LedgerError(f"{path}: the lock file cannot be opened: {error.strerror}") from error
+        raise LedgerError(f"the lock file cannot be opened: {error.strerror}", path=path) from error
     try:
         _lock(descriptor)
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -58,7 +58,7 @@ def _acquire(path: Path, *, now: datetime) -> int:
         raise _conflict(path) from error
     except OSError as error:
         os.close(descriptor)
-        raise LedgerError(f"{path}: the file cannot be locked: {error.strerror}") from error
+        raise LedgerError(f"the file cannot be locked: {error.strerror}", path=path) from error
     return descriptor
 
 

@@ -17,7 +17,7 @@ from ductile.ledger.tables.journal import newest_time
 CATCH_UP_FACTOR = 24
 """How much faster than real time the retention clock follows a wall clock that is ahead."""
 MAX_TRUSTED_GAP = timedelta(days=1)
-"""A start trusts the wall clock up to this long after the newest journal row."""
+"""The wall clock at a start is accepted up to this long after the newest journal row."""
 MAX_MARKS = 100
 """Positions stored per table over its retention time."""
 

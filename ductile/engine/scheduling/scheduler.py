@@ -48,7 +48,7 @@ class Scheduler(Planner[Ledger, Hub]):
             until = await self.tick()
         except Exception as error:
             if self.ledger.broken.is_set():
-                raise LedgerLost(f"{self.ledger.path}: {error}") from error
+                raise LedgerLost(str(error)) from error
             message = str(error) if isinstance(error, LedgerError) else f"internal error: {error!r}"
             self.log.error("scheduler", f"{message}; trying again in {FAULT_RETRY_INTERVAL.seconds} s")
             self._is_stale = True

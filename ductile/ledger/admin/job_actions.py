@@ -182,7 +182,7 @@ FAILED_MEMBER = f"""
 
 
 def require_replayable(db: Db, job: Job) -> None:
-    """Raise WrongState for a job that cannot be replayed alone. The hint says what to replay instead."""
+    """Raise WrongState for a job that cannot be replayed alone. The hint names what to replay instead."""
     if is_control_plugin(job.plugin):
         raise _not_runnable(job, _rerun_hint(db, job))
     if job.join_id is not None:

@@ -1,7 +1,7 @@
 """Write follow-ups: contexts, jobs, arrivals at joins, journal notes. All in the caller's transaction.
 
 A pure rule decides them. Most completions carry its result; for an outcome that the ledger itself decides, the rule is
-asked here.
+called here.
 """
 
 from datetime import datetime, timedelta

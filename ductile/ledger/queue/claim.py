@@ -29,7 +29,7 @@ from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
 from ductile.ledger.tables import blocked_jobs, breakers, facts, journal
 
 CLOCK_SLACK = timedelta(seconds=60)
-"""A retry whose failure lies further in the future was written before the clock was set back. It is due."""
+"""A retry whose failure is further in the future was written before the clock was set back. It is due."""
 MAX_DIRECT_LOOKUPS = 4
 """With more free plugins than this, the plugins that have ready jobs are listed first."""
 BEFORE_FIRST = -1 << 62
@@ -44,8 +44,8 @@ MAX_NOT_STARTED = 40
 class Claimed:
     """The result of a claim: jobs to run, and jobs that were skipped as duplicates or quarantined.
 
-    `states` has the state of each plugin as JSON text. `more` asks for another claim at once. `next_due` is when the
-    next delayed job becomes ready; it is set only if fewer than `limit` jobs were claimed.
+    `states` has the state of each plugin as JSON text. `more`: another claim must follow immediately. `next_due` is
+    when the next delayed job becomes ready; it is set only if fewer than `limit` jobs were claimed.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -353,7 +353,7 @@ def _wait_data(db: Db, head: Head, job: Job, holds: Holds, *, now: datetime) -> 
 
 
 Starting = tuple[Job, Mapping[str, Any]]
-"""A job to start, and what its journal row says about its wait."""
+"""A job to start, and the data of its journal row about its wait."""
 START = """
     UPDATE job_queue
        SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,

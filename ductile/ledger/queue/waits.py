@@ -1,6 +1,6 @@
 """How long a claimed job was queued and what held it, for the journal row of its start. Pure.
 
-Uses only what the claim has read and what the dispatcher remembers, because every job takes this path.
+Uses only what the claim has read and what the dispatcher keeps in memory, because every job takes this path.
 """
 
 from collections.abc import Mapping

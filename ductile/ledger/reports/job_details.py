@@ -59,7 +59,7 @@ class JobBrief:
 class JobReport:
     """All details of one job. `in_queue` is false if only its attempts are left.
 
-    `blocked_reason` says why a queued job does not start, if it is blocked. `waits_for` is the number of open members
+    `blocked_reason` is why a queued job does not start, if it is blocked. `waits_for` is the number of open members
     of a join.
     """
 

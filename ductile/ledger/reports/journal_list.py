@@ -1,4 +1,4 @@
-"""Pages of the journal: newest first, filtered. Read-only."""
+"""Pages of the journal, and of its entries with an actor (the audit trail): newest first, filtered. Read-only."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
+from ductile.core.clock import to_text
 from ductile.ledger.reports.pagination import (
     NEWEST,
     ListFilter,
@@ -16,6 +17,7 @@ from ductile.ledger.reports.pagination import (
     page,
 )
 from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.dialect import using
 from ductile.ledger.tables.journal import COLUMNS, JournalEntry, entries
 
 JOURNAL = Listing[JournalEntry](
@@ -55,3 +57,20 @@ def _with_kinds(terms: SqlFilter, kinds: Sequence[str]) -> SqlFilter:
     values: tuple[Any, ...] = tuple(f"{kind[:-1]}%" if kind.endswith("*") else kind for kind in kinds)
     conditions = [*filter(None, [terms.row_condition]), f"({matches})"]
     return evolve(terms, row_condition=" AND ".join(conditions), row_values=(*terms.row_values, *values))
+
+
+# `uid:1000` also selects `uid:1000(alice)`.
+ACTS = f"""
+    SELECT {COLUMNS} FROM journal {using("journal_acts")}
+     WHERE actor IS NOT NULL AND seq < :before AND (:since IS NULL OR at >= :since)
+       AND (:actor IS NULL OR actor = :actor OR substr(actor, 1, length(:actor) + 1) = :actor || '(')
+     ORDER BY seq DESC LIMIT :limit
+"""
+
+
+def list_acts(
+    db: Db, *, since: datetime | None = None, actor: str | None = None, before: int = NEWEST, limit: int = 50
+) -> list[JournalEntry]:
+    """Return the newest entries with an actor before position `before`, of one actor or of all (None)."""
+    values = {"before": before, "since": to_text(since) if since else None, "actor": actor, "limit": limit}
+    return entries(db.execute(ACTS, values))

@@ -97,7 +97,7 @@ class Ledger:
         keeps large work off the event loop.
         """
         if not self._is_open:
-            raise LedgerError(f"{self.path}: closed")
+            raise LedgerError("closed", path=self.path)
         ticket, asked_at = object(), monotonic()
         self._pending[ticket] = asked_at
         try:
@@ -210,11 +210,11 @@ class Ledger:
         with trio.move_on_after(SYNC_TIMEOUT, shield=True) as scope:
             await self.until_durable(commit)
         if scope.cancelled_caught:
-            raise LedgerError(f"{self.path}: the disk has not confirmed a write for {SYNC_TIMEOUT:.0f} seconds")
+            raise LedgerError(f"the disk has not confirmed a write for {SYNC_TIMEOUT:.0f} seconds", path=self.path)
 
     def _require_sound(self) -> None:
         if self._failure is not None:
-            raise LedgerError(str(self._failure)) from self._failure
+            raise LedgerError(self._failure.reason, path=self._failure.path) from self._failure
 
     def _translated(self, error: sqlite3.Error) -> LedgerError:
         meaning = translate(error, self.path)
@@ -238,7 +238,7 @@ class Ledger:
                 while self._failure is None:
                     await self._maintain_once()
             except Exception as error:
-                self._break(LedgerError(f"{self.path}: internal error: {error!r}"), error)  # no caller waits forever
+                self._break(LedgerError(f"internal error: {error!r}", path=self.path), error)  # no caller waits forever
                 raise
 
     async def _maintain_once(self) -> None:
@@ -258,7 +258,7 @@ class Ledger:
         try:
             await run_in_thread(self._sync_log, limiter=self._sync_thread)
         except OSError as error:
-            self._break(LedgerError(f"{self.path}-wal: cannot be synced: {error.strerror}"), error)
+            self._break(LedgerError(f"cannot be synced: {error.strerror}", path=f"{self.path}-wal"), error)
         else:
             self._note_durable(commit)
         finally:
@@ -272,7 +272,7 @@ class Ledger:
         try:
             os.fdatasync(self._log)
         except OSError as error:
-            self._failure = LedgerError(f"{self.path}-wal: cannot be synced: {error.strerror}")
+            self._failure = LedgerError(f"cannot be synced: {error.strerror}", path=f"{self.path}-wal")
             raise
 
     def _note_durable(self, commit: int) -> None:
@@ -370,7 +370,7 @@ def _open(path: Path, synchronous: Synchronous, on_commit: Callable[[], None]) -
             # SQLite keeps the log under this name while a connection is open.
             path_checks.sync_directory(target.parent)
         except OSError as error:
-            raise LedgerError(f"{path}: {error.strerror}") from error
+            raise LedgerError(error.strerror, path=path) from error
         opened.pop_all()
         return Ledger(target, db, log, anchor, synchronous == "full", on_commit)
 

@@ -39,7 +39,9 @@ def require_copyable(path: Path) -> Path:
     """Return the resolved path. Raises LedgerError unless it is a ledger that this version can use."""
     source = path_checks.resolve_readable(path)
     if identify(source, newest=SCHEMA_VERSION, tables=tables(), thorough=False).kind is not DatabaseKind.OURS:
-        raise LedgerError(f"{path}: not a ledger yet", hint="Start the service once. It creates or migrates the file.")
+        raise LedgerError(
+            "not a ledger yet", path=path, hint="Start the service once. It creates or migrates the file."
+        )
     return source
 
 
@@ -72,11 +74,11 @@ def verify_copy(path: Path, *, name: str | None = None) -> CopyInfo:
         mark, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if mark != APPLICATION_ID or version > SCHEMA_VERSION:
             known = f"schema {version}, supported: {SCHEMA_VERSION}"
-            raise LedgerError(f"{name}: not a ledger of this version of Ductile ({known})")
+            raise LedgerError(f"not a ledger of this version of Ductile ({known})", path=name)
         if db.execute(TRIGGERS).fetchone():
-            raise LedgerError(f"{name}: contains triggers, which no ledger has", hint=RESTORE_HINT)
+            raise LedgerError("contains triggers, which no ledger has", path=name, hint=RESTORE_HINT)
         for problem in (*check_pages(db), *check_references(db)):
-            raise LedgerError(f"{name}: damaged ({problem})", hint=RESTORE_HINT)
+            raise LedgerError(f"damaged ({problem})", path=name, hint=RESTORE_HINT)
         found = [table for (table,) in db.execute(TABLES)]
         rows = {table: db.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone()[0] for table in found}
         return CopyInfo(version, rows)

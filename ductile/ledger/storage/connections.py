@@ -74,14 +74,14 @@ def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -
     db.execute(f"PRAGMA synchronous = {synchronous}")
     enable_wal(db, where)
     if db.execute("PRAGMA synchronous").fetchone()[0] != _SYNCHRONOUS[synchronous]:
-        raise LedgerError(f"{where}: SQLite does not provide the configured durability")
+        raise LedgerError("SQLite does not provide the configured durability", path=where)
 
 
 def enable_wal(db: sqlite3.Connection, where: object) -> None:
     """Switch to a write-ahead log. Raises LedgerError: SQLite itself reports no error if it cannot."""
     journal_mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if journal_mode not in ("wal", "memory"):
-        raise LedgerError(f"{where}: SQLite cannot use a write-ahead log here (journal mode {journal_mode})")
+        raise LedgerError(f"SQLite cannot use a write-ahead log here (journal mode {journal_mode})", path=where)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def identify(path: Path, *, newest: int, tables: frozenset[str], thorough: bool 
     if wal_bytes:
         _check_wal(wal, header)
     elif header.pages * header.page_size > path.stat().st_size:
-        raise LedgerError(f"{path}: truncated, expected {header.pages} pages", hint="Restore a backup.")
+        raise LedgerError(f"truncated, expected {header.pages} pages", path=path, hint="Restore a backup.")
     with _removing_new_files_on_error(path), translating(path), contextlib.closing(connect_reader(path)) as db:
         if thorough:
             _check_log_identity(db, path)
@@ -80,9 +80,9 @@ def _read_header(path: Path) -> _Header:
         with path.open("rb") as file:
             raw = file.read(100)
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
+        raise LedgerError(f"cannot be read: {error.strerror}", path=path) from error
     if raw[:16] != _MAGIC or len(raw) < 100:
-        raise LedgerError(f"{path}: not a SQLite database", hint="Move the file away, or set another state.path.")
+        raise LedgerError("not a SQLite database", path=path, hint="Move the file away, or set another state.path.")
     word = int.from_bytes(raw[16:18], "big")
     return _Header(
         page_size=65536 if word == 1 else word,
@@ -95,12 +95,14 @@ def _read_header(path: Path) -> _Header:
 def _check_identity(path: Path, application_id: int, version: int, newest: int) -> None:
     if application_id not in (0, APPLICATION_ID):
         raise LedgerError(
-            f"{path}: belongs to another program (application id {application_id:#010x})",
+            f"belongs to another program (application id {application_id:#010x})",
+            path=path,
             hint="Set another state.path.",
         )
     if application_id == APPLICATION_ID and version > newest:
         raise LedgerError(
-            f"{path}: written by a newer Ductile (schema {version}, supported: {newest})",
+            f"written by a newer Ductile (schema {version}, supported: {newest})",
+            path=path,
             hint="Install that version, or restore a backup from before the upgrade.",
         )
 
@@ -110,10 +112,12 @@ def _check_wal(wal: Path, header: _Header) -> None:
         with wal.open("rb") as file:
             raw = file.read(32)
     except OSError as error:
-        raise LedgerError(f"{wal}: cannot be read: {error.strerror}") from error
+        raise LedgerError(f"cannot be read: {error.strerror}", path=wal) from error
     magic, page_size = int.from_bytes(raw[:4], "big"), int.from_bytes(raw[8:12], "big")
     if len(raw) == 32 and (magic not in _WAL_MAGICS or page_size != header.page_size):
-        raise LedgerError(f"{wal}: not the log of this database", hint="Restore the right log, or move this one away.")
+        raise LedgerError(
+            "not the log of this database", path=wal, hint="Restore the right log, or move this one away."
+        )
 
 
 @contextlib.contextmanager
@@ -151,13 +155,13 @@ def _check_log_identity(db: sqlite3.Connection, path: Path) -> None:
         return  # the file is incomplete without its log, for instance if its creation is still in the log
     if identity is not None and identity != db.execute(_IDENTITY).fetchone():
         raise LedgerError(
-            f"{path}-wal: the log of another ledger", hint="Restore the right log, or move this one away."
+            "the log of another ledger", path=f"{path}-wal", hint="Restore the right log, or move this one away."
         )
 
 
 def _own_info(path: Path, version: int, newest: int, *, missing: frozenset[str]) -> DatabaseInfo:
     if version == newest and missing:
-        raise LedgerError(f"{path}: damaged, missing tables: {', '.join(sorted(missing))}", hint="Restore a backup.")
+        raise LedgerError(f"damaged, missing tables: {', '.join(sorted(missing))}", path=path, hint="Restore a backup.")
     return DatabaseInfo(DatabaseKind.OURS, version)
 
 
@@ -169,7 +173,8 @@ def _unmarked_info(db: sqlite3.Connection, path: Path, found: frozenset[str]) ->
     if found >= ORIGINAL_TABLES and columns >= ORIGINAL_COLUMNS:
         return DatabaseInfo(DatabaseKind.ORIGINAL)
     raise LedgerError(
-        f"{path}: a database of another program (tables: {', '.join(sorted(found)[:5])})",
+        f"a database of another program (tables: {', '.join(sorted(found)[:5])})",
+        path=path,
         hint="Set another state.path.",
     )
 
@@ -181,7 +186,7 @@ def _check_pages(db: sqlite3.Connection, path: Path, *, crashed: bool) -> None:
         return
     result: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if result != "ok":
-        raise LedgerError(f"{path}: damaged ({result.splitlines()[-1]})", hint="Restore a backup.")
+        raise LedgerError(f"damaged ({result.splitlines()[-1]})", path=path, hint="Restore a backup.")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

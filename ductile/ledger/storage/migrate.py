@@ -130,7 +130,7 @@ def _copy(db: sqlite3.Connection, partial: Path, target: Path) -> None:
         partial.replace(target)
         _sync(target.parent)
     except OSError as error:
-        raise LedgerError(f"{target}: cannot write the backup: {error.strerror}") from error
+        raise LedgerError(f"cannot write the backup: {error.strerror}", path=target) from error
 
 
 def _sync(path: Path) -> None:

@@ -61,7 +61,7 @@ def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Con
         path_checks.sync_directory(target.parent)
     except OSError as error:
         db.close()
-        raise LedgerError(f"{target.parent}: {error.strerror}") from error
+        raise LedgerError(error.strerror, path=target.parent) from error
     except BaseException:
         db.close()
         raise
@@ -84,7 +84,7 @@ def create(path: Path) -> None:
         fresh.replace(path)
         path_checks.sync_directory(path.parent)
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be created: {error.strerror}") from error
+        raise LedgerError(f"cannot be created: {error.strerror}", path=path) from error
     finally:
         for leftover in (fresh, *(fresh.with_name(fresh.name + end) for end in ("-wal", "-shm", "-journal"))):
             with contextlib.suppress(OSError):
@@ -111,7 +111,8 @@ def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
     info = identify(target, newest=SCHEMA_VERSION, tables=tables(), thorough=False)
     if info.kind is not DatabaseKind.OURS or info.version != SCHEMA_VERSION:
         raise LedgerError(
-            f"{path}: not yet a ledger of this version",
+            "not yet a ledger of this version",
+            path=path,
             hint="Start the service once. It backs up and migrates the file.",
         )
     with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):

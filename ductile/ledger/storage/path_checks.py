@@ -22,11 +22,11 @@ def resolve_writable(path: Path) -> Path:
     try:
         target = path.resolve(strict=False)
         if path.is_symlink() and not target.exists():
-            raise LedgerError(f"{path}: a symbolic link to {target}, which does not exist", hint="Remove the link.")
+            raise LedgerError(f"a symbolic link to {target}, which does not exist", path=path, hint="Remove the link.")
         require_regular_file(target)
         require_writable(target)
     except (OSError, RuntimeError, ValueError) as error:
-        raise LedgerError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise LedgerError(str(getattr(error, "strerror", None) or error), path=path) from error
     reject_network_file_system(target)
     return target
 
@@ -37,9 +37,9 @@ def resolve_readable(path: Path) -> Path:
         target = path.resolve(strict=True)
         require_regular_file(target)
     except (OSError, RuntimeError, ValueError) as error:
-        raise LedgerError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise LedgerError(str(getattr(error, "strerror", None) or error), path=path) from error
     if not os.access(target, os.R_OK):
-        raise LedgerError(f"{path}: cannot be read by this user", hint="Check its owner and mode.")
+        raise LedgerError("cannot be read by this user", path=path, hint="Check its owner and mode.")
     return target
 
 
@@ -56,7 +56,8 @@ def require_no_log(path: Path) -> None:
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
         raise LedgerError(
-            f"{path}: missing or empty, but its log {log.name} has data",
+            f"missing or empty, but its log {log.name} has data",
+            path=path,
             hint="Restore the database file, or move the log away if you do not need it.",
         )
 
@@ -68,12 +69,12 @@ def require_regular_file(path: Path) -> None:
     """
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
-        raise LedgerError(f"{path}: a directory; the ledger must be a file", hint="Set state.path to a file in it.")
+        raise LedgerError("a directory; the ledger must be a file", path=path, hint="Set state.path to a file in it.")
     if mode is not None and not stat.S_ISREG(mode):
-        raise LedgerError(f"{path}: not a regular file", hint="Set state.path to a regular file.")
+        raise LedgerError("not a regular file", path=path, hint="Set state.path to a regular file.")
     for side_file in (path.with_name(path.name + suffix) for suffix in SIDE_FILE_SUFFIXES):
         if not stat.S_ISREG(_mode(side_file) or stat.S_IFREG):
-            raise LedgerError(f"{side_file}: not a regular file, and SQLite would open it", hint="Remove it.")
+            raise LedgerError("not a regular file, and SQLite would open it", path=side_file, hint="Remove it.")
 
 
 def _mode(path: Path) -> int | None:
@@ -86,12 +87,12 @@ def _mode(path: Path) -> int | None:
 def require_writable(path: Path) -> None:
     """Raise LedgerError unless file and directory are writable. SQLite creates files next to the ledger."""
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        raise LedgerError(f"{path}: cannot be read and written by this user", hint="Check its owner and mode.")
+        raise LedgerError("cannot be read and written by this user", path=path, hint="Check its owner and mode.")
     directory = nearest_directory(path)
     if not directory.is_dir():
-        raise LedgerError(f"{directory}: not a directory")
+        raise LedgerError("not a directory", path=directory)
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise LedgerError(f"{directory}: this directory cannot be written", hint="Check its owner, mode and mount.")
+        raise LedgerError("this directory cannot be written", path=directory, hint="Check its owner, mode and mount.")
 
 
 def nearest_directory(path: Path) -> Path:
@@ -104,7 +105,8 @@ def reject_network_file_system(path: Path) -> None:
     kind = file_system_of(nearest_directory(path), _mounts())
     if kind in NETWORK_FILE_SYSTEMS:
         raise LedgerError(
-            f"{path}: on a network file system ({kind}), where SQLite's locks are not reliable",
+            f"on a network file system ({kind}), where SQLite's locks are not reliable",
+            path=path,
             hint="Set state.path to a local disk.",
         )
 
@@ -144,7 +146,7 @@ def make_private_directory(directory: Path) -> None:
         directory.chmod(0o700)
         sync_directory(directory.parent)
     except OSError as error:
-        raise LedgerError(f"{directory}: cannot be created: {error.strerror}") from error
+        raise LedgerError(f"cannot be created: {error.strerror}", path=directory) from error
 
 
 def sync_directory(directory: Path) -> None:

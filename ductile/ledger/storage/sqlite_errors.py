@@ -56,19 +56,20 @@ def translate(error: sqlite3.Error, where: object) -> LedgerError:
     if is_busy(error):
         holder = find_lock_holder(where) if isinstance(where, Path) else None
         return LedgerBusy(
-            f"{where}: {holder or 'another process'} is writing",
+            f"{holder or 'another process'} is writing",
+            path=where,
             hint="Only one service may use a ledger. End the other process, or try again.",
             context={"pid": holder.pid, "command": holder.command} if holder else None,
         )
     if code == sqlite3.SQLITE_FULL:
-        return LedgerFull(f"{where}: no space left on the disk", hint="Free some disk space. No data was lost.")
+        return LedgerFull("no space left on the disk", path=where, hint="Free some disk space. No data was lost.")
     if code in _DAMAGED:
-        return LedgerError(f"{where}: damaged ({error})", hint="Restore a backup. The file was not changed.")
+        return LedgerError(f"damaged ({error})", path=where, hint="Restore a backup. The file was not changed.")
     if code == sqlite3.SQLITE_READONLY:
         return LedgerError(
-            f"{where}: cannot be written ({error})", hint="Check the owner and mode of the file and its directory."
+            f"cannot be written ({error})", path=where, hint="Check the owner and mode of the file and its directory."
         )
-    return LedgerError(f"{where}: {error}")
+    return LedgerError(str(error), path=where)
 
 
 class translating:  # noqa: N801 (read as a verb: `with translating(path):`)

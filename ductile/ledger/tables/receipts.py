@@ -25,7 +25,7 @@ class KeyReused(DuctileError):
 
 @frozen(kw_only=True)
 class Receipt:
-    """The first response to a key. `body_hash` tells a repeat from another request with the same key."""
+    """The first response to a key. `body_hash` distinguishes a repeat from another request with the same key."""
 
     scope: str
     key: str

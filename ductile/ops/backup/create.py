@@ -76,7 +76,7 @@ def _add_ledger(collection: FileCollection, copy: Path, progress: ReportProgress
     try:
         copy_ledger(ledger, copy, lambda done, total: progress("copying the ledger", done, total))
     except LedgerFull as error:
-        raise LedgerFull(f"{copy.parent}: no space left on the disk", hint=error.hint) from error
+        raise LedgerFull("no space left on the disk", path=copy.parent, hint=error.hint) from error
     except OSError as error:
         raise files.FileRefused(copy.parent, f"cannot be written: {error.strerror}") from error
     progress("verifying the copy", 0, 1)

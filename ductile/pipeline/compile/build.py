@@ -47,7 +47,7 @@ BranchExit = Callable[[int], Instruction]
 
 
 @frozen
-class _Location:
+class _PlanPosition:
     """The position in the plan that is being built."""
 
     pipeline: ParsedPipeline
@@ -60,17 +60,17 @@ class _Location:
     items: int = 0
     joins: tuple[str, ...] = ()
 
-    def after(self, size: Size) -> "_Location":
+    def after(self, size: Size) -> "_PlanPosition":
         return evolve(
             self,
             longest_path=self.longest_path + size.longest_path,
             shortest_path=self.shortest_path + size.shortest_path,
         )
 
-    def inside(self, pipeline: ParsedPipeline, path: str) -> "_Location":
+    def inside(self, pipeline: ParsedPipeline, path: str) -> "_PlanPosition":
         return evolve(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1).behind_switch(pipeline)
 
-    def behind_switch(self, source: ParsedStep | ParsedPipeline) -> "_Location":
+    def behind_switch(self, source: ParsedStep | ParsedPipeline) -> "_PlanPosition":
         """Return the location after the switch of the `if` of a step or a called pipeline, if it has one."""
         return self.after(ONE_JOB) if source.condition else self
 
@@ -80,7 +80,7 @@ def build_plan(
 ) -> Plan:
     """Build the plan of `pipeline`. `pipelines` and `sizes` must contain everything that it calls."""
     builder = _Builder(pipelines, sizes)
-    entry = builder.sequence(pipeline.steps, _Location(pipeline), END)
+    entry = builder.sequence(pipeline.steps, _PlanPosition(pipeline), END)
     vertices = tuple(reversed(builder.built))
     nodes = {vertex.path: vertex for vertex in vertices if isinstance(vertex, PlanNode)}
     source = pipeline.source
@@ -111,13 +111,13 @@ class _Builder:
     built: list[PlanNode | Gate] = field(factory=list)
     known_can_end: dict[Instruction, bool] = field(factory=dict)
 
-    def sequence(self, steps: tuple[ParsedStep, ...], at: _Location, then: Instruction) -> Instruction:
-        starts = list(accumulate((self.sizes[step] for step in steps), _Location.after, initial=at))
+    def sequence(self, steps: tuple[ParsedStep, ...], at: _PlanPosition, then: Instruction) -> Instruction:
+        starts = list(accumulate((self.sizes[step] for step in steps), _PlanPosition.after, initial=at))
         for step, start in reversed(list(zip(steps, starts, strict=False))):
             then = self.step(step, start, then)
         return then
 
-    def step(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+    def step(self, step: ParsedStep, at: _PlanPosition, then: Instruction) -> Instruction:
         if step.foreach is not None:
             return self.each(step, at, then)
         entered = at.behind_switch(step)
@@ -128,7 +128,7 @@ class _Builder:
         body = self.action(step, inside, lambda branch: Arrive(join, branch))
         return self.gate_step(step, at, Open(join, body), otherwise=then)
 
-    def each(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+    def each(self, step: ParsedStep, at: _PlanPosition, then: Instruction) -> Instruction:
         """Build a `foreach` step, whose `if` is evaluated for every item."""
         inside = evolve(at.behind_switch(step), items=at.items + 1)
         if not step.join:
@@ -141,12 +141,12 @@ class _Builder:
         body = self.gate_step(step, at, body, otherwise=Arrive(join, by_item=True))
         return Open(join, self.loop(step, at, body, empty=END))
 
-    def loop(self, step: ParsedStep, at: _Location, body: Instruction, *, empty: Instruction) -> Each:
+    def loop(self, step: ParsedStep, at: _PlanPosition, body: Instruction, *, empty: Instruction) -> Each:
         assert step.foreach is not None
         where = f"{step.where}.foreach"
         return Each(at.prefix + step.id, where, step.foreach, step.max_items, body=body, empty=empty)
 
-    def action(self, step: ParsedStep, at: _Location, branch_exit: BranchExit) -> Instruction:
+    def action(self, step: ParsedStep, at: _PlanPosition, branch_exit: BranchExit) -> Instruction:
         match step.action:
             case StepsAction(steps):
                 return self.sequence(steps, at, branch_exit(0))
@@ -160,7 +160,7 @@ class _Builder:
             case _:
                 return self.job(step, at, branch_exit(0))
 
-    def call(self, name: str, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+    def call(self, name: str, step: ParsedStep, at: _PlanPosition, then: Instruction) -> Instruction:
         called, path = self.pipelines[name], at.prefix + step.id
         entry = self.sequence(called.steps, at.inside(called, path), then)
         if called.condition is None:
@@ -169,7 +169,9 @@ class _Builder:
         self.built.append(gate)
         return gate
 
-    def gate_step(self, step: ParsedStep, at: _Location, entry: Instruction, *, otherwise: Instruction) -> Instruction:
+    def gate_step(
+        self, step: ParsedStep, at: _PlanPosition, entry: Instruction, *, otherwise: Instruction
+    ) -> Instruction:
         if step.condition is None:
             return entry
         plugin = step.action.plugin if isinstance(step.action, UsesAction) else None
@@ -178,7 +180,7 @@ class _Builder:
         self.built.append(gate)
         return gate
 
-    def job(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+    def job(self, step: ParsedStep, at: _PlanPosition, then: Instruction) -> Instruction:
         on_error: Instruction | None = None
         if step.on_error or step.tolerated:
             on_error = self.sequence(step.on_error, at.after(ONE_JOB), then if step.tolerated else END)
@@ -191,7 +193,7 @@ class _Builder:
                 raise AssertionError(f"{other} has no job of its own")
         return Go(self.node(spec, step.id, step, at, then, on_error))
 
-    def join(self, step: ParsedStep, at: _Location, then: Instruction) -> PlanNode:
+    def join(self, step: ParsedStep, at: _PlanPosition, then: Instruction) -> PlanNode:
         location = evolve(at, longest_path=at.longest_path + self.sizes[step].longest_path - 1)
         return self.node(_NodeSpec("join", JOIN, HANDLE), f"{step.id}{JOIN_SUFFIX}", step, location, then, None)
 
@@ -200,7 +202,7 @@ class _Builder:
         spec: "_NodeSpec",
         step_id: str,
         step: ParsedStep,
-        at: _Location,
+        at: _PlanPosition,
         then: Instruction,
         on_error: Instruction | None,
     ) -> PlanNode:

@@ -257,15 +257,15 @@ def _complaints_about_predicate(raw: Mapping[str, Any], where: str, roots: Colle
 
 def _value_problem(op: str, raw: Mapping[str, Any]) -> str | None:
     """Return the error in the comparison value of `op`; None if it is valid."""
-    wants, has_value, value = OPERATORS[op].wants, "value" in raw, raw.get("value")
-    if wants == "nothing":
+    operand, has_value, value = OPERATORS[op].operand, "value" in raw, raw.get("value")
+    if operand == "nothing":
         return f"`{op}` takes no `value`; remove it" if has_value else None
     if not has_value:
-        return f"`value` is missing: `{op}` compares with {wants}"
+        return f"`value` is missing: `{op}` compares with {operand}"
     if value is None:
         return "`value` cannot be null; to test whether a value is present, use `exists`, alone or inside `not`"
-    if wants not in ("a value", describe_type(value)):
-        return f"`{op}` compares with {wants}, got {describe_type(value)}"
+    if operand not in ("a value", describe_type(value)):
+        return f"`{op}` compares with {operand}, got {describe_type(value)}"
     try:
         OPERATORS[op].prepare(value)
     except ValueError as error:

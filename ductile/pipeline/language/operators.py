@@ -19,7 +19,7 @@ Check = Callable[[Any], bool]
 class Operator:
     """The type of value that an operator compares with, and the check it prepares."""
 
-    wants: Literal["nothing", "a value", "a list", "a number", "text"]
+    operand: Literal["nothing", "a value", "a list", "a number", "text"]
     prepare: Callable[[Any], Check]
 
 

@@ -62,20 +62,20 @@ class ScheduleChangedView(TypedDict):
     dry_run: bool
 
 
-class _Addressed(TypedDict):
+class _ScheduledCommand(TypedDict):
     plugin: str
     schedule_id: str
     command: str
 
 
-class ScheduleRunView(_Addressed):
+class ScheduleRunView(_ScheduledCommand):
     """The job that runs the command of a schedule."""
 
     job_id: str
     status: JobStatus
 
 
-class SchedulePlannedView(_Addressed):
+class SchedulePlannedView(_ScheduledCommand):
     """The run that a dry run would create."""
 
     status: Literal["planned"]
@@ -260,9 +260,9 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
     if (known := await find_stored_response(ctx, key)) is not None:
         return encoded_json_response(known.text.encode(), 202, replay_headers(known))
     require_healthy(ctx, plugin)
-    addressed = _Addressed(plugin=plugin, schedule_id=schedule.id, command=schedule.command)
+    scheduled = _ScheduledCommand(plugin=plugin, schedule_id=schedule.id, command=schedule.command)
     if read_flag(request, "dry_run"):
-        return json_response(SchedulePlannedView(**addressed, status="planned", dry_run=True))
+        return json_response(SchedulePlannedView(**scheduled, status="planned", dry_run=True))
     new = NewJob(
         plugin=plugin,
         command=schedule.command,
@@ -273,14 +273,14 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
         notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    act = partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now())
+    act = partial(_enqueue, new=new, scheduled=scheduled, now=ctx.clock.now())
     stored = await submit_once(ctx, key, act, [FollowUps(children=(new,))], actor=request.principal.actor)
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 
-def _enqueue(db: Db, *, new: NewJob, addressed: _Addressed, now: datetime) -> StoredResponse:
+def _enqueue(db: Db, *, new: NewJob, scheduled: _ScheduledCommand, now: datetime) -> StoredResponse:
     enqueued = enqueue(db, new, now=now)
-    view = ScheduleRunView(job_id=enqueued.job_id, status=enqueued.status, **addressed)
+    view = ScheduleRunView(job_id=enqueued.job_id, status=enqueued.status, **scheduled)
     return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, TypedDict
 
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Keywords, Omittable, Ordinal, Timestamp, without_none
-from ductile.ledger.admin import audit
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE, format_cursor
+from ductile.ledger.reports.journal_list import list_acts
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.journal import JournalEntry
 
@@ -30,7 +30,7 @@ class AuditView(TypedDict):
 
 def audit_view(db: Db, *, since: datetime | None, actor: str | None, before: int, limit: int) -> AuditView:
     """Return a page of the audit trail, newest first."""
-    found = audit.list_acts(db, since=since, actor=actor, before=before, limit=limit + 1)
+    found = list_acts(db, since=since, actor=actor, before=before, limit=limit + 1)
     acts = found[:limit]
     cursor = format_cursor(acts[-1].seq) if len(found) > limit else None
     return AuditView(acts=[_act(entry) for entry in acts], next_cursor=cursor)

@@ -29,7 +29,7 @@ Headers = Mapping[str, tuple[str, ...]]
 
 
 class MalformedSignature(Exception):
-    """The signature headers do not have the format of the scheme. The message says why."""
+    """The signature headers do not have the format of the scheme. The message has the reason."""
 
     reason_code = "signature_malformed"
 

@@ -126,8 +126,8 @@ def test_a_local_run_matches_the_service_and_records_nothing(home: Home, tmp_pat
 def test_truncated_stderr_does_not_start_with_a_part_of_a_secret(home: Home) -> None:
     config = home.path / "config.yaml"
     config.write_text(config.read_text().replace("service:\n", "service:\n  limits: {stderr: 1KB}\n"))
-    talks = 'print(config["api_key"] + 1013 * ".", file=sys.stderr)'
-    (home.path / "plugins" / "spy" / "run").write_text(PYTHON_PLUGIN % talks)
+    prints_secret = 'print(config["api_key"] + 1013 * ".", file=sys.stderr)'
+    (home.path / "plugins" / "spy" / "run").write_text(PYTHON_PLUGIN % prints_secret)
 
     done = cli("plugin", "run", "spy", "poll", "--local", "--config", home.path, "--json")
 

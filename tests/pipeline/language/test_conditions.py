@@ -564,7 +564,7 @@ values = {
 some_paths = st.sampled_from(["payload.x", "payload.x.y", "context.z", "config.x", "item", "item.x"])
 predicates = st.sampled_from(sorted(OPERATORS)).flatmap(
     lambda op: st.fixed_dictionaries(
-        {"path": some_paths, "op": st.just(op)} | ({} if op == "exists" else {"value": values[OPERATORS[op].wants]})
+        {"path": some_paths, "op": st.just(op)} | ({} if op == "exists" else {"value": values[OPERATORS[op].operand]})
     )
 )
 members = predicates | st.builds(lambda one: {"not": one}, predicates)

@@ -25,14 +25,14 @@ SCHEDULES = """\
 HOUR = 60 * MINUTE
 
 
-def agenda_after(tmp_path: Path, story: Any, *, start: timedelta, end: timedelta, **more: Any) -> Any:
-    """Run the story from NOON on, and return the agenda from NOON + `start` to NOON + `end`."""
+def agenda_after(tmp_path: Path, scenario: Any, *, start: timedelta, end: timedelta, **more: Any) -> Any:
+    """Run the scenario from NOON on, and return the agenda from NOON + `start` to NOON + `end`."""
 
     async def run_all() -> Any:
         async with open_scheduler_service(tmp_path, SCHEDULES) as service:
             service.clock = VirtualClock(NOON)
             service.start()
-            await story(service)
+            await scenario(service)
             span = AgendaRange(start=NOON + start, end=NOON + end, now=service.clock.now(), **more)
             return await service.ledger.read(agenda_view, service.snapshot, span)
 

@@ -18,7 +18,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/audit",
         handler=partial(show_audit, ctx),
         scope="system:ro",
-        summary="List acts of callers and events of the service, with their actors; newest first",
+        summary="List the actions of callers, and starts, stops and reloads of the service, newest first",
         group="explanations",
         query=(
             Argument("since", str, "Only from this time on (RFC 3339)"),

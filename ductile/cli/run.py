@@ -60,8 +60,8 @@ def group() -> None:
 def list_runs(as_json: bool, **params: Any) -> None:
     """List the runs with the states of their steps, newest first.
 
-    Works while the service is stopped. --api-url queries a remote service. A page may have fewer rows than --limit
-    although more follow; continue with --cursor.
+    Works while the service is stopped. --api-url queries a remote service. A page can have fewer rows than --limit
+    even if more follow; continue with --cursor.
 
     Example: ductile run list --pipeline nightly-report --status failed
     """

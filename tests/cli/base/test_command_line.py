@@ -117,6 +117,30 @@ def groups(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
             yield from groups(below, (*path, name))
 
 
+def test_the_list_of_nouns_has_the_first_sentence_of_their_help() -> None:
+    """The list is a table, so that help imports no noun."""
+    context = click.Context(ductile.cli.ductile)
+    helps = {noun: getattr(ductile.cli.ductile.get_command(context, noun), "help", "") for noun in ductile.cli.NOUNS}
+
+    assert [noun for noun, summary in ductile.cli.NOUNS.items() if not helps[noun].startswith(summary)] == []
+
+
+def test_every_command_has_a_description() -> None:
+    """Hidden ones too."""
+    assert [name for name, command in commands(ductile.cli.ductile) if not (command.help or "").strip()] == []
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command below a group, including hidden ones, by its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join((*path, name)), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_no_line_about_an_action_is_truncated(columns: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines wrap at 80 columns instead."""

@@ -1,13 +1,17 @@
-"""`ductile event`: what an event led to, and why to nothing more. Formats what `ductile.explain.event` decides."""
+"""`ductile event`: send an event; show what an event led to, and why to nothing more.
+
+Formats what `ductile.explain.event` decides.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.terminal import state
-from ductile.cli.event.send import send
 from ductile.core.errors import UsageInvalid
 
 MAX_EVENTS = 100
@@ -18,7 +22,33 @@ def group() -> None:
     """Send an event, and show what an event led to."""
 
 
-group.add_command(send)
+@group.command("send")
+@click.argument("event_type", metavar="TYPE")
+@click.option("--payload", help="Payload of the event, a JSON object.")
+@click.option("--payload-file", type=click.Path(path_type=Path), help="Read the payload from a file; - is stdin.")
+@options.config
+@options.service
+@options.dry_run
+@options.as_json
+def send(
+    event_type: str, payload: str | None, payload_file: Path | None, dry_run: bool, as_json: bool, **where: Any
+) -> int:
+    """Send an event of type TYPE: start the pipelines that it triggers, like a webhook with `event:`.
+
+    Prints the root job of each run. Exit 1 if the event starts nothing, with the reason. --dry-run evaluates the
+    triggers and starts nothing.
+
+    Example: ductile event send backup.done --payload '{"archive": "monday.tar"}'
+    """
+    from ductile.cli.base.connect import client_for
+    from ductile.cli.base.json_args import read_payload
+
+    content = read_payload(payload, payload_file)
+    path = f"/event/{quote(event_type, safe='')}{'?dry_run=true' if dry_run else ''}"
+    body = {"payload": content} if content is not None else None
+    answer = client_for(where).request("POST", path, body)
+    output.show(answer, as_json=as_json, human=_sent_lines)
+    return 1 if answer["status"] == "unmatched" else 0
 
 
 @group.command("why")
@@ -36,8 +66,8 @@ group.add_command(send)
 def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool, **where: Any) -> None:
     """Show which routes and pipelines an event matched, and which condition was false with the values it found.
 
-    Reads the ledger, so it works while the service is stopped. Covers the time that the journal is kept
-    (service.job_transitions_retention), and at most 50,000 rows of it.
+    Reads the ledger, so it works while the service is stopped. Covers the retention of the journal
+    (service.job_transitions_retention), and at most 50,000 of its rows.
 
     Example: ductile event why --type backup.done
     """
@@ -89,3 +119,18 @@ def _type_lines(view: Mapping[str, Any]) -> list[str]:
         lines += _event_lines(event)
     lines += [f"{one['at']}  withheld by job {one['job_id']}: {one['words']}" for one in view["withheld"]]
     return lines if view["events"] or view["withheld"] else [*lines, "no such event"]
+
+
+def _sent_lines(answer: dict[str, Any]) -> list[str]:
+    lines = [_job_line(job, dry_run=answer["dry_run"]) for job in answer["jobs"]]
+    if answer["reason"]:
+        lines.append(f"{answer['event_type']} starts nothing: {answer['reason']}")
+    lines += [f"  pipeline {skipped['pipeline']} is skipped: {skipped['reason']}" for skipped in answer["skipped"]]
+    return lines
+
+
+def _job_line(job: dict[str, Any], *, dry_run: bool) -> str:
+    what = f"pipeline {job['pipeline']}" if job["pipeline"] else f"{job['plugin']}.{job['command']}"
+    if dry_run:
+        return f"would start {what}"
+    return f"{job['job_id']}  {what}  {job['status']}{' (existing job)' if job['deduplicated'] else ''}"

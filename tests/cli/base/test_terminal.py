@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ductile.cli.base import terminal
 from ductile.core.model import Failed
-from tests.cli.commands.terminals import run_in_terminal
+from tests.cli.base.terminals import run_in_terminal
 from tests.cli.history import past_of
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b2J\x00\r\u202egnorw\u2066 日本語のエラー 🔥\ttab \ufdd1mark"
