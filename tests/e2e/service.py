@@ -132,7 +132,7 @@ class Home:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **(environ or {})},
-            start_new_session=True,
+            process_group=0,
         )
         return Service(self, process)
 

@@ -4,8 +4,9 @@ The owners are found in Trio's task tree and compared with the children of this 
 """
 
 import math
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def _frames_of_run_process(coroutine: Any) -> Iterator[dict[str, Any]]:
         coroutine = coroutine.cr_await
 
 
+@frozen
+class UntilSeen:
+    script: str
+    seen: Callable[[], object]
+
+
 @define(eq=False)
 class Inspector(trio.abc.Instrument):
     """An instrument that compares owners and children before the event loop waits for I/O."""
@@ -82,10 +89,14 @@ class Inspector(trio.abc.Instrument):
     names: dict[int, str] = field(factory=dict)
     """Process id → the name of the task that ran it."""
     unowned: set[int] = field(factory=set)
+    seen: Callable[[], object] = bool
+    """Called for each process when it is seen first."""
 
     def before_io_wait(self, timeout: float) -> None:
         owners = find_owners()
         for child in adopted_children(known=()):
+            if child.pid not in self.names.keys() | self.unowned:
+                self.seen()
             owner = owners.get(child.pid)
             if owner is not None and owner.is_complete:
                 self.names[child.pid] = owner.task.name
@@ -98,6 +109,16 @@ async def inspector() -> Inspector:
     made = Inspector()
     trio.lowlevel.add_instrument(made)
     return made
+
+
+@pytest.fixture
+def until_seen(tmp_path: Path) -> Iterator["UntilSeen"]:
+    """Return a shell script whose process runs until an inspector has seen it, and what the inspector must call."""
+    path = tmp_path / "seen"
+    os.mkfifo(path)
+    fifo = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    yield UntilSeen(f"#!/bin/sh\nread _ < {path}\n{READS_ALL}\n", lambda: os.write(fifo, b"\n"))
+    os.close(fifo)
 
 
 async def test_a_running_job_has_a_task_a_nursery_for_its_pipes_and_a_deadline(tmp_path: Path) -> None:
@@ -153,9 +174,12 @@ async def test_the_deadline_of_the_attempt_ends_its_process(tmp_path: Path) -> N
         assert "timed out" in dispatcher.error(job_id)
 
 
-async def test_the_process_of_an_init_has_an_owner(tmp_path: Path, inspector: Inspector) -> None:
+async def test_the_process_of_an_init_has_an_owner(
+    tmp_path: Path, inspector: Inspector, until_seen: UntilSeen
+) -> None:
+    inspector.seen = until_seen.seen
     async with open_dispatcher(tmp_path, READS_ALL) as dispatcher:
-        dispatcher.home.plugin("pump", f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, init: {}")
+        dispatcher.home.plugin("pump", until_seen.script, commands="poll: {}, init: {}")
         text = (dispatcher.home.path / "config.yaml").read_text()
         dispatcher.home.write("config.yaml", text.replace("echo: {}", "echo: {}, pump: {}"))
         dispatcher.snapshot, health = snapshot_of(dispatcher.home), PluginHealth()
@@ -166,10 +190,12 @@ async def test_the_process_of_an_init_has_an_owner(tmp_path: Path, inspector: In
     assert inspector.unowned == set()
 
 
-def test_the_process_of_a_health_check_has_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, inspector = Home.make(tmp_path / "ductile"), Inspector()
+def test_the_process_of_a_health_check_has_an_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_seen: UntilSeen
+) -> None:
+    home, inspector = Home.make(tmp_path / "ductile"), Inspector(seen=until_seen.seen)
     for name in ("pump", "valve"):
-        home.plugin(name, f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, health: {}")
+        home.plugin(name, until_seen.script, commands="poll: {}, health: {}")
     home.add("plugins: {pump: {}, valve: {}}\n")
     monkeypatch.setattr("trio.run", partial(trio.run, instruments=[inspector]))
     answers = check_plugins(snapshot_of(home), {})
