@@ -30,9 +30,9 @@ from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.lock import instance_lock, require_unlocked
 from ductile.core.instance.signals import receive_signals
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS, Notifier
+from ductile.core.instance.threads import run_in_thread
 from ductile.core.logs import Log
 from ductile.core.metrics import Metrics
-from ductile.core.threads import run_in_thread
 from ductile.engine import breaker
 from ductile.engine.control.cancel import JobCanceller
 from ductile.engine.control.load_config import load_snapshot, log_findings

@@ -1,4 +1,4 @@
-"""The states of jobs, attempts and breakers, as stored and displayed.
+"""The states of jobs, attempts, breakers, messages and claims, as stored and displayed.
 
 Separate from `model` because commands that only read the ledger import these and not attrs.
 """
@@ -79,3 +79,36 @@ class BreakerState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
+
+
+class ClaimStatus(StrEnum):
+    """The state of a claim of a message. Only an active claim can be extended or ended."""
+
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    EXPIRED = "expired"
+    RELEASED = "released"
+
+    @property
+    def decides(self) -> bool:
+        """True if the message is not delivered again after a claim that ended like this."""
+        return self in (ClaimStatus.COMPLETED, ClaimStatus.FAILED, ClaimStatus.TIMED_OUT)
+
+
+class MessageState(StrEnum):
+    """The state of a message, derived from its delivery and its claims. The last four are final."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    WAITING = "waiting"
+    CLAIMED = "claimed"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    DEAD = "dead"
+
+    @property
+    def is_open(self) -> bool:
+        return self in (MessageState.READY, MessageState.DELAYED, MessageState.WAITING, MessageState.CLAIMED)

@@ -18,9 +18,9 @@ from attrs import asdict, evolve
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.core.hub import SCHEDULES
 from ductile.core.instance.failpoints import failpoint
+from ductile.core.instance.threads import run_in_thread_if_large
 from ductile.core.logs import Log
 from ductile.core.model import RELAY, Completion, Dead, Failed, Job, OutcomeCode, Retried, Succeeded
-from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import complete, complete_without_run
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of, signal_runs
 from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext

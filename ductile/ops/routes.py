@@ -15,7 +15,7 @@ from ductile.config.load.load import Config
 from ductile.core.clock import to_text
 from ductile.core.errors import DuctileError
 from ductile.core.formats.json_schema import Timestamp
-from ductile.core.threads import run_in_thread
+from ductile.core.instance.threads import run_in_thread
 from ductile.ops.checks.check import Finding, Installation, RunningService, Severity, Where
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response

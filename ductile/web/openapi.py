@@ -12,7 +12,7 @@ from ductile.config.snapshot import ConfiguredPlugin
 from ductile.core.errors import NotFound
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import OPEN, Schema, schema_of
-from ductile.core.threads import run_in_thread
+from ductile.core.instance.threads import run_in_thread
 from ductile.plugin.manifest import Command, CommandType
 from ductile.web.api.catalog import visible_plugins
 from ductile.web.auth.auth import ANY_TOKEN

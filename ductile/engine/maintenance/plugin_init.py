@@ -18,8 +18,8 @@ from blake3 import blake3
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.core.errors import LedgerBusy, LedgerFull
 from ductile.core.hub import SCHEDULES
+from ductile.core.instance.threads import run_in_thread_if_large
 from ductile.core.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
-from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import facts_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import judge

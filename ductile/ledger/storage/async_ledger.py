@@ -19,8 +19,8 @@ from attrs import define, field
 
 from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.instance.failpoints import failpoint
+from ductile.core.instance.threads import run_in_thread
 from ductile.core.metrics import Histogram
-from ductile.core.threads import run_in_thread
 from ductile.ledger.storage import connections, path_checks
 from ductile.ledger.storage.connections import BEGIN, Synchronous, connect_reader, snapshot
 from ductile.ledger.storage.db import Db

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio._core._thread_cache
 
-from ductile.core.threads import run_in_thread
+from ductile.core.instance.threads import run_in_thread
 
 
 async def test_work_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
