@@ -4,8 +4,9 @@ A token whose scope file cannot be used or does not match its hash has no scopes
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from attrs import frozen
 from blake3 import blake3
@@ -15,6 +16,7 @@ from ductile.config.sections.settings import TokenEntry
 from ductile.core import files
 from ductile.core.errors import Complaint, Mark, Unreadable, did_you_mean
 from ductile.core.formats import strict_json
+from ductile.core.message import is_topic_pattern, topic_matches
 
 MAX_SCOPE_BYTES = 64 << 10
 HASH_PREFIX = "blake3:"
@@ -29,30 +31,89 @@ IMPLIED_SCOPES = {
 }
 """Scope → narrower scopes that it includes."""
 FINE_SCOPES = frozenset(finer for scopes in IMPLIED_SCOPES.values() for finer in scopes)
-BROAD_SCOPES = frozenset(f"{noun}:{right}" for noun in ("plugin", "jobs", "events", "system") for right in ("ro", "rw"))
-SCOPES = BROAD_SCOPES | FINE_SCOPES | {"*"}
-"""All scopes except those of a single plugin, `plugin:<name>:ro|rw`."""
+_NOUNS = ("plugin", "jobs", "events", "exchange", "system")
+BROAD_SCOPES = frozenset(f"{noun}:{right}" for noun in _NOUNS for right in ("ro", "rw"))
+ALL = "*"
+"""The scope for everything, and the pattern of every topic."""
+SCOPES = BROAD_SCOPES | FINE_SCOPES | {ALL}
+"""All scopes except those of a single plugin and of topics."""
 
-
-_NOUNS = frozenset(scope.partition(":")[0] for scope in BROAD_SCOPES)
-_RIGHTS = {"r": "ro", "read": "ro", "readonly": "ro", "w": "rw", "write": "rw", "admin": "rw"}
+TopicRight: TypeAlias = Literal["ro", "publish", "claim"]
+TOPIC_RIGHTS: tuple[TopicRight, ...] = ("ro", "publish", "claim")
+"""What a scope can permit on a topic: to read its messages, to publish messages, to claim messages."""
+NAMED_RIGHTS: Mapping[str, tuple[str, ...]] = {"plugin": ("ro", "rw"), "exchange": (*TOPIC_RIGHTS, "rw")}
+"""Noun → the rights in its scopes with a name, `noun:NAME:right`."""
+SCOPES_HELP = (
+    f"{', '.join(sorted(SCOPES))}, plugin:NAME:ro|rw, exchange:TOPIC:{'|'.join(NAMED_RIGHTS['exchange'])}"
+    " (a topic such as review.request, or a pattern such as review.*)"
+)
+_RIGHTS = {
+    **dict.fromkeys(("r", "read", "readonly"), "ro"),
+    **dict.fromkeys(("w", "write", "admin"), "rw"),
+    **dict.fromkeys(("pub", "send"), "publish"),
+    **dict.fromkeys(("consume", "receive"), "claim"),
+}
 """Rights in other programs → rights here."""
 
 
 def is_known_scope(scope: str) -> bool:
-    """True for the fixed scopes and for `plugin:<name>:ro|rw`."""
+    """True for the fixed scopes, `plugin:NAME:ro|rw` and `exchange:TOPIC:ro|publish|claim|rw`."""
     noun, _, rest = scope.partition(":")
     name, _, right = rest.rpartition(":")
-    return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))
+    is_name = is_topic_pattern(name) if noun == "exchange" else bool(name)
+    return scope in SCOPES or (is_name and right in NAMED_RIGHTS.get(noun, ()))
 
 
 def suggest_scope(scope: str) -> str:
     """Return ` (did you mean 'jobs:ro'?)` for an unknown scope such as `job:read`, or an empty string."""
-    *names, right = scope.lower().split(":")
-    nouns = [
-        name if name in _NOUNS else f"{name}s" if f"{name}s" in _NOUNS else name.removesuffix("s") for name in names
-    ]
-    return did_you_mean(":".join((*nouns, _RIGHTS.get(right, right))), sorted(SCOPES))
+    first, *names = scope.lower().split(":")
+    noun, right = _closest(first, _NOUNS), names.pop() if names else ""
+    right = _RIGHTS.get(right, right)
+    fixed = ":".join(filter(None, (noun, *names, right)))
+    if fixed in SCOPES or noun not in NAMED_RIGHTS or not right:
+        return did_you_mean(fixed, sorted(SCOPES))
+    likely = _closest(right, NAMED_RIGHTS[noun])
+    if noun == "exchange" and not names:
+        names, likely = ([ALL], likely) if likely in NAMED_RIGHTS[noun] else ([right], "ro")
+    named = ":".join((noun, *names, likely))
+    if is_known_scope(named):
+        return did_you_mean(named, [named])
+    # A scope for all topics is no suggestion for one topic.
+    return "" if noun == "exchange" else did_you_mean(fixed, sorted(SCOPES))
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is closest to `word`; `word` itself if none is close."""
+    from difflib import get_close_matches  # a slow import that is needed only for errors
+
+    return next(iter(get_close_matches(word, list(known), n=1)), word)
+
+
+# ── topics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def topic_patterns(scopes: Iterable[str], right: TopicRight) -> frozenset[str]:
+    """Return the topics and patterns on which the scopes give `right`. `*` is every topic."""
+    return frozenset(pattern for scope in scopes for pattern, rights in _topic_grants(scope) if right in rights)
+
+
+def may_use_topic(scopes: Iterable[str], topic: str, right: TopicRight) -> bool:
+    """True if the scopes permit `right` on the topic, or on every topic of a pattern."""
+    return any(topic_matches(pattern, topic) for pattern in topic_patterns(scopes, right))
+
+
+def topic_rights(scope: str) -> tuple[TopicRight, ...]:
+    """Return the rights that a scope of the exchange gives; none for any other scope."""
+    return tuple(right for _, rights in _topic_grants(scope) for right in rights)
+
+
+def _topic_grants(scope: str) -> Iterator[tuple[str, tuple[TopicRight, ...]]]:
+    """Yield the pattern of a scope with its rights. A scope that is not known has none."""
+    if scope == ALL:
+        yield ALL, TOPIC_RIGHTS
+    elif scope.startswith("exchange:") and is_known_scope(scope):
+        *names, right = scope.split(":")[1:]
+        yield names[0] if names else ALL, tuple(one for one in TOPIC_RIGHTS if right in (one, "rw"))
 
 
 @frozen

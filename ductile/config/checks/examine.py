@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ductile.config import checksums
 from ductile.config.load.load import Config
-from ductile.config.scopes import SCOPES, is_known_scope, suggest_scope
+from ductile.config.scopes import SCOPES_HELP, is_known_scope, suggest_scope
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, ComplaintView, did_you_mean
 from ductile.core.files import display_path
@@ -305,7 +305,7 @@ class _Checks:
     def _scopes(self, scopes: Iterable[str], path: str) -> Iterator[Complaint]:
         for scope in scopes:
             if not is_known_scope(scope):
-                message = f"scope {scope!r} does not exist{suggest_scope(scope)}; known: {', '.join(sorted(SCOPES))}"
+                message = f"scope {scope!r} does not exist{suggest_scope(scope)}; known: {SCOPES_HELP}"
                 yield self._complaint(message, path, "token_scopes")
 
     def _schedules(self) -> Iterator[Complaint]:

@@ -19,7 +19,7 @@ from ductile.config.edit import yaml_edit
 from ductile.config.edit.staged_edit import Draft
 from ductile.config.files.interpolate import parse_env_file
 from ductile.config.files.sources import TOKENS_FILE
-from ductile.config.scopes import SCOPES, hash_scope_file, is_known_scope
+from ductile.config.scopes import SCOPES_HELP, hash_scope_file, is_known_scope, suggest_scope
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
 from ductile.core.formats import strict_json
@@ -143,10 +143,7 @@ def require_known_scopes(scopes: Sequence[str]) -> None:
     """Raise UsageInvalid if a scope does not exist."""
     for scope in scopes:
         if not is_known_scope(scope):
-            raise UsageInvalid(
-                f"scope {scope!r} does not exist{did_you_mean(scope, SCOPES)}",
-                hint=f"Scopes: {', '.join(sorted(SCOPES))}, plugin:NAME:ro, plugin:NAME:rw.",
-            )
+            raise UsageInvalid(f"scope {scope!r} does not exist{suggest_scope(scope)}", hint=f"Scopes: {SCOPES_HELP}.")
 
 
 def _entries(draft: Draft) -> list[Any]:

@@ -6,7 +6,7 @@ not say why it is invalid; a response to a valid token names the missing scope.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 
@@ -14,15 +14,28 @@ from attrs import evolve, frozen
 
 from ductile.config.load.load import Config
 from ductile.config.load.token_label import token_label
-from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
+from ductile.config.scopes import (
+    ALL,
+    FINE_SCOPES,
+    IMPLIED_SCOPES,
+    TopicRight,
+    may_use_topic,
+    topic_patterns,
+    topic_rights,
+)
 from ductile.core.clock import Clock
 from ductile.core.instance.actors import address_actor, process_actor, token_actor, user_actor
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
 
-ALL = "*"
 ANY_TOKEN = "token"
 """The scope of routes that are open to every valid token."""
+TOPIC_SCOPES: Mapping[TopicRight, str] = {
+    "ro": "exchange:ro",
+    "publish": "exchange:*:publish",
+    "claim": "exchange:*:claim",
+}
+"""Right → the scope of the routes that need it. A caller with the right on some topics may call these routes."""
 EVENTS, EVENTS_WITH_PAYLOAD = "events:meta:ro", "events:payload:ro"
 """The scopes of the event stream: events without, and with, messages and payload data."""
 
@@ -45,15 +58,28 @@ class Principal:
             if not any(scope in expand_scopes((other,)) - {other} for other in self.scopes)
         )
 
-    def has_scope(self, scope: str, *, plugin: str | None = None) -> bool:
-        """True if the caller has the scope, or its equivalent for this plugin, such as `plugin:echo:ro`."""
+    def has_scope(self, scope: str, *, plugin: str | None = None, topic: str = ALL) -> bool:
+        """True if the caller has the scope, or its equivalent for this plugin or topic, such as `plugin:echo:ro`."""
         if ALL in self.scopes or scope in self.scopes or scope == ANY_TOKEN:
             return True
+        if rights := topic_rights(scope):
+            return all(self.may_use_topic(topic, right) for right in rights)
         if plugin is None or not scope.startswith("plugin:"):
             return False
         access = scope.rpartition(":")[2]
         narrow = {f"plugin:{plugin}:{access}", f"plugin:{plugin}:rw"} - FINE_SCOPES
         return not narrow.isdisjoint(self.scopes)
+
+    def may_use_topic(self, topic: str, right: TopicRight) -> bool:
+        """True if the caller may read the messages of the topic (`ro`), publish to it, or claim from it.
+
+        A pattern stands for all its topics.
+        """
+        return may_use_topic(self.scopes, topic, right)
+
+    def topic_patterns(self, right: TopicRight) -> frozenset[str]:
+        """Return the topics and patterns on which the caller has the right. `*` is every topic."""
+        return topic_patterns(self.scopes, right)
 
     def can_see(self, plugin: str) -> bool:
         """True unless all plugin scopes of the caller are for other plugins."""
@@ -153,10 +179,22 @@ def _authorize(
     except _NotAuthenticated as refused:
         on_refusal(address_actor(request.peer), refused.reason)
         return _unauthorized(refused.reason)
-    if not principal.has_scope(route.scope, plugin=request.params.get("plugin")):
+    plugin, topic = request.params.get("plugin"), request.params.get("topic")
+    if not _is_admitted(principal, route.scope, plugin=plugin, topic=topic):
         on_refusal(principal.actor, f"scope {route.scope} missing")
-        return forbidden_response(principal, route.scope, plugin=request.params.get("plugin"))
+        return forbidden_response(principal, route.scope, plugin=plugin, topic=topic)
     return evolve(request, principal=principal)
+
+
+def _is_admitted(principal: Principal, scope: str, *, plugin: str | None, topic: str | None) -> bool:
+    """True if the caller has the scope.
+
+    The right on one topic admits to a route whose path names no topic: its handler checks the topics of the request.
+    """
+    if principal.has_scope(scope, plugin=plugin, topic=topic or ALL):
+        return True
+    rights = topic_rights(scope)
+    return topic is None and len(rights) == 1 and bool(principal.topic_patterns(rights[0]))
 
 
 class _NotAuthenticated(Exception):
@@ -184,12 +222,17 @@ def _authenticate(
     return principal
 
 
-def forbidden_response(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:
+def forbidden_response(
+    principal: Principal, scope: str, *, plugin: str | None = None, topic: str | None = None
+) -> Response:
     """Return a 403 that names the required scope and the scopes of the token."""
-    narrow = f"plugin:{plugin}:{scope.rpartition(':')[2]}" if plugin is not None and scope.startswith("plugin:") else ""
-    needed = f"{scope} or {narrow}" if narrow else scope
+    narrow = ""
+    if plugin is not None and scope.startswith("plugin:"):
+        narrow = f" or plugin:{plugin}:{scope.rpartition(':')[2]}"
+    elif topic is not None and topic_rights(scope):
+        narrow = f" or exchange:{topic}:{scope.rpartition(':')[2]}"
     held = sorted(principal.granted)
-    hint = f"Required scope: {needed}. Scopes of this token: {', '.join(held) or 'none'}."
+    hint = f"Required scope: {scope}{narrow}. Scopes of this token: {', '.join(held) or 'none'}."
     return refusal_response(
         403, "insufficient_scope", "insufficient scope", hint=hint, context={"needed": scope, "held": held}
     )
@@ -200,6 +243,13 @@ def require_scope(request: Request, scope: str, *, plugin: str | None = None) ->
     principal: Principal = request.principal
     if not principal.has_scope(scope, plugin=plugin):
         raise HTTPError(forbidden_response(principal, scope, plugin=plugin))
+
+
+def require_topic(request: Request, topic: str, right: TopicRight) -> None:
+    """Raise HTTPError 403 if the caller does not have the right on the topic."""
+    principal: Principal = request.principal
+    if not principal.may_use_topic(topic, right):
+        raise HTTPError(forbidden_response(principal, TOPIC_SCOPES[right], topic=topic))
 
 
 def _unauthorized(message: str) -> Response:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from ductile.config.checks.examine import Examination
-from ductile.config.scopes import SCOPES, is_known_scope
+from ductile.config.scopes import SCOPES, TOPIC_RIGHTS, is_known_scope, suggest_scope
 from ductile.core.errors import Complaint
 from tests.config.conftest import ConfigDir
 
@@ -237,17 +237,37 @@ def test_an_unknown_scope_is_a_warning_with_a_suggestion(base_config: ConfigDir)
     assert message.startswith("scope 'plugins:rw' does not exist (did you mean 'plugin:rw'?)")
 
 
-@pytest.mark.parametrize("scope", [*sorted(SCOPES), "plugin:echo:ro", "plugin:my-plugin:rw"])
-def test_known_scopes(scope: str) -> None:
-    """The fixed scopes, and scopes of a single plugin."""
-    assert is_known_scope(scope)
+def test_fixed_scopes_and_scopes_of_one_plugin_or_of_topics_are_known() -> None:
+    named = ["plugin:echo:ro", "plugin:my-plugin:rw", "exchange:*:publish"]
+    topics = [f"exchange:{topic}:{right}" for topic in ("review.request", "a.*") for right in (*TOPIC_RIGHTS, "rw")]
+    assert [scope for scope in (*SCOPES, *named, *topics) if not is_known_scope(scope)] == []
 
 
-@pytest.mark.parametrize(
-    "scope", ["", "plugin", "plugin:", "plugin::ro", "plugin:echo", "plugin:echo:admin", "job:ro", "**"]
-)
-def test_unknown_scopes(scope: str) -> None:
-    assert not is_known_scope(scope)
+UNKNOWN_SCOPES = {
+    "": "",
+    "**": "*",
+    "job:ro": "jobs:ro",
+    "plugin": "plugin:rw",
+    "plugin:": "plugin:rw",
+    "plugin::ro": "plugin:ro",
+    "plugin:echo:admin": "plugin:echo:rw",
+    "plugin:echo:read": "plugin:echo:ro",
+    "exchanges:read": "exchange:ro",
+    "exchange:publish": "exchange:*:publish",
+    "exchange:review.request": "exchange:review.request:ro",
+    "exchange:review.*:publsh": "exchange:review.*:publish",
+    "exchange:review.*:consume": "exchange:review.*:claim",
+    "exhange:Review.Request:write": "exchange:review.request:rw",
+    "exchange:review..request:ro": "",
+    "exchange:*.request:ro": "",
+    "exchange::ro": "exchange:ro",
+}
+"""Unknown scope → the suggestion. A scope for all topics is never suggested instead of one for a topic."""
+
+
+def test_an_unknown_scope_is_reported_with_the_most_likely_one() -> None:
+    found = {scope: suggest_scope(scope) for scope in UNKNOWN_SCOPES if not is_known_scope(scope)}
+    assert found == {scope: f" (did you mean {name!r}?)" if name else "" for scope, name in UNKNOWN_SCOPES.items()}
 
 
 # service, schedule, unused, env_vars

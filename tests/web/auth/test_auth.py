@@ -1,6 +1,6 @@
 """Scopes: what each implies, and what a caller with scopes for one plugin may do and see."""
 
-from ductile.config.scopes import SCOPES
+from ductile.config.scopes import SCOPES, TOPIC_RIGHTS
 from ductile.web.auth.auth import Principal, expand_scopes, local_principal
 
 
@@ -29,6 +29,10 @@ IMPLIED: list[tuple[str, set[str]]] = [
     ("plugin:catalog:rw", set()),
     ("jobs:result:rw", set()),
     ("events:payload:rw", set()),
+    ("exchange:ro", set()),
+    ("exchange:rw", {"exchange:ro"}),
+    ("exchange:review.*:rw", {"exchange:review.*:ro"}),
+    ("exchange:review.*:publish", set()),
 ]
 
 
@@ -95,4 +99,72 @@ VISIBLE: list[tuple[list[str], bool]] = [
 def test_a_caller_with_scopes_for_single_plugins_sees_only_these() -> None:
     """Every other token sees all plugins."""
     wrong = [scopes for scopes, expected in VISIBLE if principal(*scopes).can_see("echo") is not expected]
+    assert wrong == []
+
+
+TOPIC_CASES: list[tuple[str, str, str]] = [
+    ("*", "review.request", "ro publish claim"),
+    ("exchange:rw", "review.request", "ro publish claim"),
+    ("exchange:ro", "review.request", "ro"),
+    ("exchange:*:publish", "review.request", "publish"),
+    ("exchange:*:rw", "review.request", "ro publish claim"),
+    ("exchange:review.request:rw", "review.request", "ro publish claim"),
+    ("exchange:review.request:claim", "review.request", "claim"),
+    ("exchange:review.request:rw", "review.requests", ""),
+    ("exchange:review.request:rw", "review.request.dead", ""),
+    ("exchange:review.*:ro", "review.request", "ro"),
+    ("exchange:review.*:publish", "review.request.dead", "publish"),
+    ("exchange:review.*:rw", "review", ""),
+    ("exchange:review.*:rw", "reviewer.request", ""),
+    ("exchange:review.*:rw", "review.*", "ro publish claim"),
+    ("exchange:review.*:rw", "review.late.*", "ro publish claim"),
+    ("exchange:review.request:rw", "review.*", ""),
+    ("exchange:review.*:rw", "*", ""),
+    ("exchange:ro:claim", "ro", "claim"),
+    ("exchange:rw:claim", "review.request", ""),
+    ("exchange:review.request:admin", "review.request", ""),
+    ("exchange::rw", "review.request", ""),
+    ("exchange:r*:rw", "review.request", ""),
+    ("exchange:publish", "review.request", ""),
+    ("exchange", "review.request", ""),
+    ("plugin:review.request:rw", "review.request", ""),
+    ("system:rw", "review.request", ""),
+    ("", "review.request", ""),
+]
+
+
+def test_a_topic_scope_gives_its_right_on_its_topics_only() -> None:
+    """`a.*` is every topic below `a`. A pattern that is asked for stands for all its topics."""
+    wrong = []
+    for scope, topic, expected in TOPIC_CASES:
+        rights = " ".join(right for right in TOPIC_RIGHTS if principal(scope).may_use_topic(topic, right))
+        if rights != expected:
+            wrong.append((scope, topic, rights))
+    assert wrong == []
+
+
+def test_rights_of_several_scopes_are_added() -> None:
+    caller = principal("exchange:review.*:ro", "exchange:deploy.request:publish", "exchange:review.request:claim")
+    assert caller.topic_patterns("ro") == {"review.*"}
+    assert caller.may_use_topic("review.request", "claim")
+    assert not caller.may_use_topic("deploy.request", "ro")
+
+
+ROUTE_CASES: list[tuple[str, str, str, bool]] = [
+    ("exchange:rw", "exchange:*:publish", "*", True),
+    ("exchange:ro", "exchange:*:publish", "*", False),
+    ("exchange:review.*:ro", "exchange:ro", "*", False),
+    ("exchange:review.*:ro", "exchange:ro", "review.request", True),
+    ("exchange:review.*:claim", "exchange:rw", "review.request", False),
+    ("exchange:review.*:rw", "exchange:rw", "review.request", True),
+    ("exchange:review.*:rw", "exchange:rw", "deploy.request", False),
+]
+
+
+def test_a_topic_scope_does_not_replace_the_scope_for_all_topics() -> None:
+    wrong = [
+        (scope, required, topic)
+        for scope, required, topic, expected in ROUTE_CASES
+        if principal(scope).has_scope(required, topic=topic) is not expected
+    ]
     assert wrong == []

@@ -32,6 +32,11 @@ GRANTS: dict[str, set[str]] = {
     "events:rw": {"events:rw", "events:ro", *EVENTS},
     "events:meta:ro": {"events:meta:ro"},
     "events:payload:ro": EVENTS,
+    "exchange:ro": {"exchange:ro"},
+    "exchange:rw": {"exchange:rw", "exchange:ro", "exchange:*:publish", "exchange:*:claim"},
+    "exchange:elsewhere.*:ro": {"exchange:ro"},
+    "exchange:elsewhere.*:publish": {"exchange:*:publish"},
+    "exchange:elsewhere.*:claim": {"exchange:*:claim"},
     "system:ro": {"system:ro"},
     "system:rw": {"system:rw", "system:ro"},
 }
@@ -43,7 +48,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def token_of(scope: str) -> str:
-    return f"token-of-{scope.replace(':', '-') or 'none'}-0123456789"
+    return f"token-of-{scope.replace(':', '-').replace('*', 'all') or 'none'}-0123456789"
 
 
 @frozen
