@@ -26,8 +26,8 @@ MAX_CHANGES, MAX_DIFFERENCES = 50, 500
 """Changed values in a diagnosis, and in a comparison of two configurations."""
 MAX_VALUE_CHARS = 120
 NOT_SET = "(not set)"
-NAME_KEYS = ("name", "id", "path")
-"""What names the members of lists in a configuration: pipelines and tokens, schedules and steps, endpoints."""
+NAME_KEYS = ("name", "id", "path", "topic")
+"""What names the members of lists in a configuration: pipelines and tokens, schedules, endpoints, consumers."""
 PLUGINS = "plugins"
 _ABSENT = object()
 

@@ -104,6 +104,46 @@ MISTAKES = (
         "did you mean 'hook'?",
     ),
     Mistake(
+        "typo in an exchange key",
+        "exchange:\n  max_deliverys: 3 #!\n",
+        "did you mean 'max_deliveries'?",
+    ),
+    Mistake(
+        "consumer with an unknown plugin",
+        "exchange:\n  consumers:\n    - topic: deploy.request\n      plugin: ehco #!\n",
+        "did you mean 'echo'?",
+    ),
+    Mistake(
+        "consumer with an unknown command",
+        "exchange:\n  consumers:\n    - topic: deploy.request\n      plugin: echo\n      command: pol #!\n",
+        "did you mean 'poll'?",
+    ),
+    Mistake(
+        "consumer with an unknown pipeline",
+        "exchange:\n  consumers:\n    - topic: deploy.request\n      pipeline: deplo #!\n"
+        "pipelines: [{name: deploy, on: echo.poll, steps: [{uses: echo}]}]\n",
+        "did you mean 'deploy'?",
+    ),
+    Mistake(
+        "consumer of a pattern of topics",
+        "exchange:\n  consumers:\n    - topic: deploy.* #!\n      plugin: echo\n",
+        "one topic, not a pattern",
+    ),
+    Mistake(
+        "two consumers of one topic",
+        "exchange:\n  consumers:\n    - {topic: deploy.request, plugin: echo}\n"
+        "    - {topic: deploy.request, event: deploy.wanted} #!\n",
+        "used twice",
+    ),
+    Mistake("body size above the maximum", "exchange:\n  max_body_size: 1GB #!\n", "1 byte to 64MB"),
+    Mistake(
+        "unknown scope of a topic",
+        "api:\n  auth:\n    tokens:\n      - token: 0123456789abcdef01234567\n"
+        "        scopes: ['exchange:review.*:write'] #!\n",
+        "did you mean 'exchange:review.*:rw'?",
+        is_warning=True,
+    ),
+    Mistake(
         "unknown signature scheme",
         "webhooks:\n  endpoints:\n    - path: /hook/a\n      plugin: echo\n      secret_ref: hook\n"
         "      scheme: githb #!\n",

@@ -54,7 +54,7 @@ def test_events_that_may_come_from_a_plugin_without_declarations_are_not_reporte
     assert [warning for warning in warnings if warning.path.endswith(".on")] == []
 
 
-def test_events_of_webhooks_peers_and_alarms_are_declared(config_dir: ConfigDir) -> None:
+def test_events_of_webhooks_consumers_peers_and_alarms_are_declared(config_dir: ConfigDir) -> None:
     """Also an event type that contains a header, and one in the configuration of a plugin. Others may come by API."""
     manifest = config_dir.plugin("echo") / "manifest.yaml"
     declared = manifest.read_text().replace(POLL, f"{POLL}    values: {{emit: [{{event: echo.poll}}]}}\n")
@@ -64,11 +64,22 @@ def test_events_of_webhooks_peers_and_alarms_are_declared(config_dir: ConfigDir)
     config_dir.write(
         "config.yaml",
         f"{BASE}plugins: {{echo: {{config: {{event_type: done}}}}}}\nwebhooks: {{endpoints: [{endpoint}]}}\n"
+        "exchange: {consumers: [{topic: a, event: echo.wanted}, {topic: b, pipeline: p8}]}\n"
         "remote_ingress: {peers: [{name: lab, secret_ref: hook, accept: [lab.done]}]}\npipelines:\n"
         + "".join(
             f"  - {{name: p{number}, on: {event}, steps: [{{uses: echo}}]}}\n"
             for number, event in enumerate(
-                ("github.push", "lab.done", "schedule.late", "echo.poll", "done", "sent.by.api", "echo.finished")
+                (
+                    "github.push",
+                    "lab.done",
+                    "schedule.late",
+                    "echo.poll",
+                    "done",
+                    "sent.by.api",
+                    "echo.finished",
+                    "echo.wanted",
+                    "echo.other",
+                )
             )
         ),
     )

@@ -184,6 +184,7 @@ class _Checks:
 
     def warnings(self) -> Iterator[Complaint]:
         yield from self._service()
+        yield from self._exchange()
         yield from self._tokens()
         yield from self._schedules()
         yield from self._unused()
@@ -214,6 +215,12 @@ class _Checks:
         for index, endpoint in enumerate(settings.webhooks.endpoints):
             if endpoint.plugin:
                 yield from self._webhook_plugin(endpoint.plugin, f"webhooks.endpoints[{index}].plugin")
+        for index, consumer in enumerate(settings.exchange.consumers):
+            if consumer.plugin:
+                path = f"exchange.consumers[{index}]"
+                yield from self._plugin_named(
+                    consumer.plugin, f"{path}.plugin", "exchange", consumer.command, command_path=f"{path}.command"
+                )
         if settings.notify is not None:
             yield from self._plugin_named(settings.notify.to, "notify.to", "plugin_refs", command="handle")
 
@@ -234,7 +241,9 @@ class _Checks:
             if plan.from_plugin and plan.from_plugin not in disabled:
                 yield from self._plugin_named(plan.from_plugin, f"{plan.where}.from_plugin", "pipelines")
 
-    def _plugin_named(self, name: str, path: str, category: str, *, command: str | None = None) -> Iterator[Complaint]:
+    def _plugin_named(
+        self, name: str, path: str, category: str, command: str | None = None, *, command_path: str = ""
+    ) -> Iterator[Complaint]:
         entry = self.config.settings.plugins.get(name)
         if name not in self.plugins:
             why = self.unusable.get(name) or _why_absent(name, self.discovery, self.plugins)
@@ -244,7 +253,7 @@ class _Checks:
         elif command and command not in self.plugins[name].manifest.commands:
             known = self.plugins[name].manifest.commands
             message = f"plugin {name} has no command {command!r}{did_you_mean(command, known)}"
-            yield self._complaint(f"{message}; it has {', '.join(known)}", path, category)
+            yield self._complaint(f"{message}; it has {', '.join(known)}", command_path or path, category)
 
     def _route_cycles(self) -> Iterator[Complaint]:
         routes = self.config.settings.routes
@@ -284,6 +293,11 @@ class _Checks:
             if in_use and not listen.startswith(LOOPBACK):
                 message = f"{listen} is reachable from other hosts; use a TLS reverse proxy"
                 yield self._complaint(message, path, path.partition(".")[0])
+
+    def _exchange(self) -> Iterator[Complaint]:
+        exchange = self.config.settings.exchange
+        if exchange.consumers and not exchange.enabled:
+            yield self._complaint("have no effect: exchange.enabled is false", "exchange.consumers", "exchange")
 
     def _tokens(self) -> Iterator[Complaint]:
         settings = self.config.settings
@@ -337,12 +351,13 @@ class _Checks:
                 yield Complaint(message, f"plugins.{name}", category="unused")
         reached = {route.to for route in settings.routes}
         reached |= {endpoint.plugin for endpoint in settings.webhooks.endpoints if endpoint.plugin}
+        reached |= {consumer.plugin for consumer in settings.exchange.consumers if consumer.plugin}
         reached |= {node.plugin for plan in self.config.plans.by_name.values() for node in plan.own_nodes}
         reached |= {settings.notify.to} if settings.notify is not None else set()
         for name, entry in settings.plugins.items():
             has_reason = entry.schedules or name in reached or name in bases or settings.api.enabled
             if entry.enabled and not has_reason:
-                message = "cannot be triggered: no schedule, route, pipeline, webhook or API uses it"
+                message = "cannot be triggered: no schedule, route, pipeline, webhook, consumer or API uses it"
                 yield self._complaint(message, f"plugins.{name}", "unused")
 
     def _is_configured(self, rejected: RejectedPlugin) -> bool:

@@ -1,4 +1,4 @@
-"""Warnings about pipelines whose event type no plugin, webhook or relay declares.
+"""Warnings about pipelines whose event type no plugin, webhook, consumer or relay declares.
 
 A pipeline may also be started by name, or by an event that is sent over the API. So apart from likely typos, only event
 types that begin like those of a plugin or webhook are reported, unless a plugin without declarations may emit them.
@@ -26,12 +26,14 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
     plans = config.plans.by_name.values()
     started = {node.pipeline for plan in plans for node in plan.nodes.values() if node.call_depth}
     started |= {endpoint.pipeline for endpoint in config.settings.webhooks.endpoints if endpoint.pipeline}
+    started |= {consumer.pipeline for consumer in config.settings.exchange.consumers if consumer.pipeline}
     for plan in plans:
         if plan.on is None or plan.name in started:
             continue
         sources = _sources(config, plugins, plan)
         peers = _peers(config, plan)
         declared = {*ALARMS, *chain(*sources.values()), *chain(*(peer.accept for peer in peers))}
+        declared |= _consumer_events(config, plan)
         if plan.on in declared or _is_configured(config, sources, plan.on) or _comes_from_webhook(config, plan):
             continue
         hint = did_you_mean(plan.on, sorted(declared))
@@ -39,7 +41,7 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
         is_open = is_unavailable or not all(sources.values()) or not all(peer.accept for peer in peers)
         owners = {WEBHOOK, *sources, *map(_namespace, declared)}
         if hint or (not is_open and _namespace(plan.on) in owners):
-            message = f"no plugin, webhook or relay declares the event type {plan.on!r}{hint}"
+            message = f"no plugin, webhook, consumer or relay declares the event type {plan.on!r}{hint}"
             yield config.complaint(message, f"{plan.where}.on", "pipelines")
 
 
@@ -75,6 +77,12 @@ def _peers(config: Config, plan: Plan) -> list[Peer]:
     if ingress is None or plan.from_plugin is not None:
         return []
     return [peer for peer in ingress.peers if peer.enabled]
+
+
+def _consumer_events(config: Config, plan: Plan) -> set[str]:
+    """Return the events of consumers that can start the pipeline."""
+    consumers = config.settings.exchange.consumers if plan.from_plugin is None else ()
+    return {consumer.event for consumer in consumers if consumer.event}
 
 
 def _comes_from_webhook(config: Config, plan: Plan) -> bool:

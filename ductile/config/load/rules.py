@@ -12,11 +12,13 @@ from attrs import frozen
 
 from ductile.config.load.token_label import DERIVED_LABEL, token_label
 from ductile.config.scopes import Grant
+from ductile.config.sections.exchange import Consumer
 from ductile.config.sections.monitoring import is_request_url
 from ductile.config.sections.relay import is_valid_url
 from ductile.config.sections.settings import PluginEntry, Schedule, Settings, WebhookEndpoint
 from ductile.core.errors import did_you_mean
 from ductile.core.formats.yaml_fields import SLUG
+from ductile.core.model import HANDLE
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.dsl import RelayStep, iter_steps
 
@@ -41,6 +43,7 @@ def find_violations(settings: Settings, grants: Mapping[str, Grant]) -> Iterator
         yield from _plugin(settings, name, entry)
     yield from _webhooks(settings)
     yield from _relay(settings)
+    yield from _exchange(settings)
     for index, pipeline in enumerate(settings.pipelines):
         for path, step in iter_steps(pipeline.steps, f"pipelines[{index}].steps"):
             if step.relay is not None:
@@ -291,6 +294,43 @@ def _relay_step(settings: Settings, relay: RelayStep, path: str) -> Iterator[Rul
     elif (allowed := instances[relay.to].allow) and relay.event not in allowed:
         message = f"instance {relay.to} does not allow it; allowed: {', '.join(allowed)}"
         yield RuleViolation(f"{path}.event", message, "pipelines")
+
+
+def _exchange(settings: Settings) -> Iterator[RuleViolation]:
+    exchange = settings.exchange
+    for topic, own in exchange.topics.items():
+        if own.dead_letter == topic:
+            message = "is the topic itself; use another topic for its dead letters"
+            yield RuleViolation(f"exchange.topics.{topic}.dead_letter", message, "exchange")
+    repeated = _repeated(consumer.topic for consumer in exchange.consumers)
+    pipelines = [pipeline.name for pipeline in settings.pipelines]
+    for index, consumer in enumerate(exchange.consumers):
+        path = f"exchange.consumers[{index}]"
+        if consumer.topic in repeated:
+            yield RuleViolation(
+                f"{path}.topic", f"{consumer.topic} is used twice; a message has one consumer", "exchange"
+            )
+        if consumer.pipeline and consumer.pipeline not in pipelines:
+            hint = did_you_mean(consumer.pipeline, pipelines) or f"; known: {', '.join(pipelines) or 'none'}"
+            yield RuleViolation(f"{path}.pipeline", f"pipeline {consumer.pipeline!r} does not exist{hint}", "exchange")
+        yield from _consumer(consumer, path)
+
+
+def _consumer(consumer: Consumer, path: str) -> Iterator[RuleViolation]:
+    targets = [target for target in Consumer.EXACTLY_ONE if getattr(consumer, target)]
+    if len(targets) != 1:
+        found = f"has {' and '.join(targets)}" if targets else "has none of them"
+        message = f"needs exactly one of {', '.join(Consumer.EXACTLY_ONE)}; it {found}"
+        yield RuleViolation(path, message, "exchange")
+    if consumer.command != HANDLE and consumer.plugin is None:
+        yield RuleViolation(f"{path}.command", "requires `plugin`", "exchange")
+    if consumer.event and consumer.event.startswith("ductile."):
+        message = f"{consumer.event!r}: event types that start with `ductile.` are reserved"
+        yield RuleViolation(f"{path}.event", message, "exchange")
+    for key in ("success_topic", "failure_topic", "timeout_topic"):
+        if getattr(consumer, key) == consumer.topic:
+            message = "is the topic of the consumer, so every reply would start another run"
+            yield RuleViolation(f"{path}.{key}", message, "exchange")
 
 
 def _tokens(settings: Settings) -> Iterator[RuleViolation]:

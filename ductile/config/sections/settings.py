@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from attrs import frozen
 
+from ductile.config.sections.exchange import ExchangeSettings
 from ductile.config.sections.monitoring import Heartbeat, Notify
 from ductile.config.sections.schedule_values import (
     parse_at,
@@ -22,7 +23,6 @@ from ductile.config.sections.schedule_values import (
 )
 from ductile.config.sections.value_rules import (
     BASE_URL,
-    BYTES,
     CLOCK_TIME,
     ENV_NAME,
     ENV_NAME_OR_ALL,
@@ -31,11 +31,12 @@ from ductile.config.sections.value_rules import (
     NO_NUL,
     ONE_OR_TWO,
     URL_PATH,
+    CommandName,
     Header,
+    Size,
     default_workers,
 )
 from ductile.core.formats.yaml_fields import (
-    COMMAND,
     NOT_NEGATIVE,
     Count,
     EventType,
@@ -49,10 +50,8 @@ from ductile.core.formats.yaml_fields import (
     option,
 )
 from ductile.core.secret import Secret
-from ductile.core.units import parse_size
 from ductile.pipeline.language.dsl import Pipeline
 
-Size = Annotated[int, TextType(parse_size, {"type": ["string", "integer"]}), BYTES]
 Every = Annotated[timedelta, TextType(parse_every, {"type": "string"})]
 Cron = Annotated[str, TextType(parse_cron, {"type": "string"})]
 At = Annotated[datetime, TextType(parse_at, {"type": "string", "format": "date-time"})]
@@ -61,7 +60,6 @@ Window = Annotated[
     str, TextType(parse_window, {"type": "string", "pattern": "^[0-9]{1,2}:[0-9]{2}-[0-9]{1,2}:[0-9]{2}$"})
 ]
 Weekday = Annotated[int, TextType(parse_weekday, {"type": ["string", "integer"]})]
-CommandName = Annotated[str, COMMAND]
 EnvName = Annotated[str, ENV_NAME]
 EnvValue = Annotated[str, NO_NUL]
 PassedName = Annotated[str, ENV_NAME_OR_ALL]
@@ -465,6 +463,7 @@ class Settings:
     webhooks: Webhooks = option("webhook listener and endpoints", factory=Webhooks)
     instances: tuple[Instance, ...] = option("relay targets", default=())
     remote_ingress: RemoteIngress | None = option("relay sources", default=None)
+    exchange: ExchangeSettings = option("messages that other programs claim", factory=ExchangeSettings)
     notify: Notify | None = option("messages about problems", default=None)
     heartbeat: Heartbeat | None = option("requests to a monitor while the service is healthy", default=None)
     tokens: tuple[TokenEntry, ...] = option("named secrets; only allowed in a file named tokens.yaml", default=())

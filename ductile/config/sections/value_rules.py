@@ -7,7 +7,8 @@ import os
 import re
 from typing import Annotated
 
-from ductile.core.formats.yaml_fields import ValueRule, pattern
+from ductile.core.formats.yaml_fields import COMMAND, TextType, ValueRule, pattern
+from ductile.core.units import parse_size
 
 _HOST_AND_PORT = "(?:[A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\\]):([0-9]{1,5})"
 
@@ -49,6 +50,9 @@ LISTEN = ValueRule(
 NETWORK = ValueRule(_is_network, "an address or network, such as 10.0.0.0/8 or ::1", {"type": "string"})
 
 Header = Annotated[str, HEADER]
+CommandName = Annotated[str, COMMAND]
+SIZE_TEXT = TextType(parse_size, {"type": ["string", "integer"]})
+Size = Annotated[int, SIZE_TEXT, BYTES]
 
 
 def default_workers() -> int:

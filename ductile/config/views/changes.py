@@ -64,7 +64,7 @@ class ConfigChanges:
     """The differences between two configurations."""
 
     sections: Mapping[str, NamedChanges]
-    """plugins, schedules, pipelines, routes, tokens, webhooks, instances; only sections that differ."""
+    """The members of `SECTIONS` that differ."""
     settings: tuple[str, ...] = ()
     """Dotted paths of all other settings that differ."""
     unavailable: Mapping[str, str] = field(factory=dict)
@@ -136,7 +136,17 @@ def _message(reloaded: ReloadResult) -> str:
     return "the reload would make these changes" if reloaded.dry_run else "the new configuration is in use"
 
 
-SECTIONS = ("plugins", "schedules", "pipelines", "routes", "tokens", "webhooks", "instances")
+SECTIONS = (
+    "plugins",
+    "schedules",
+    "pipelines",
+    "routes",
+    "tokens",
+    "webhooks",
+    "instances",
+    "topics",
+    "consumers",
+)
 
 
 def compare_snapshots(old: Snapshot, new: Snapshot) -> ConfigChanges:
@@ -205,7 +215,7 @@ def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for plugin, entry in plugins.items()
         for index, schedule in enumerate(entry.pop("schedules", []))
     }
-    webhooks = data.get("webhooks") or {}
+    webhooks, exchange = data.get("webhooks") or {}, data.get("exchange") or {}
     api_tokens = data["api"]["auth"].pop("tokens", [])
     return {
         "plugins": plugins,
@@ -217,6 +227,8 @@ def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
         },
         "webhooks": {endpoint["path"]: endpoint for endpoint in webhooks.pop("endpoints", [])},
         "instances": {instance["name"]: instance for instance in data.pop("instances", [])},
+        "topics": exchange.pop("topics", {}),
+        "consumers": {consumer["topic"]: consumer for consumer in exchange.pop("consumers", [])},
         "settings": data,
     }
 

@@ -31,6 +31,7 @@ class ConfigView(TypedDict):
     environment_vars: NotRequired[Any]
     instances: NotRequired[Any]
     remote_ingress: NotRequired[Any]
+    exchange: NotRequired[Any]
     notify: NotRequired[Any]
     heartbeat: NotRequired[Any]
 

@@ -270,6 +270,35 @@ def test_an_unknown_scope_is_reported_with_the_most_likely_one() -> None:
     assert found == {scope: f" (did you mean {name!r}?)" if name else "" for scope, name in UNKNOWN_SCOPES.items()}
 
 
+# exchange
+
+
+def test_a_consumer_of_an_unusable_plugin_is_an_error(base_config: ConfigDir) -> None:
+    base_config.plugin("mail", required="host")
+    consumers = "[{topic: a, plugin: ecko}, {topic: b, plugin: sink, command: poll}, {topic: c, plugin: mail}]"
+    plugins = "plugins: {echo: {enabled: false}}\n"
+    found = base_config.examine(ROOTS + plugins + f"exchange: {{consumers: {consumers}}}")
+    assert errors(found, "exchange") == {
+        "exchange.consumers[0].plugin": "plugin ecko is in none of the plugin_roots (did you mean 'echo'?)",
+        "exchange.consumers[1].command": "plugin sink has no command 'poll'; it has handle",
+        "exchange.consumers[2].plugin": "plugin mail has no entry, and lacks required config: host",
+    }
+
+
+def test_a_plugin_of_a_consumer_is_used(base_config: ConfigDir) -> None:
+    found = base_config.examine(
+        ROOTS + "plugins: {sink: {}, echo: {}}\nexchange: {consumers: [{topic: a, plugin: sink}]}"
+    )
+    assert set(warnings(found, "unused")) == {"plugins.echo"}
+
+
+def test_consumers_of_a_disabled_exchange_are_a_warning(base_config: ConfigDir) -> None:
+    text = ROOTS + "exchange: {enabled: false, consumers: [{topic: a, plugin: sink}]}"
+    assert warnings(base_config.examine(text), "exchange") == {
+        "exchange.consumers": "have no effect: exchange.enabled is false"
+    }
+
+
 # service, schedule, unused, env_vars
 
 

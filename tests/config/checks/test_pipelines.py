@@ -484,7 +484,7 @@ def test_a_plugin_that_no_pipeline_uses_is_a_warning(base_config: ConfigDir) -> 
     base_config.plugin("idle")
     found = examined(base_config, "- {name: a, on: e, steps: [{uses: echo}]}", "plugins: {echo: {}, idle: {}}")
     assert warnings(found, "unused") == [
-        "plugins.idle: cannot be triggered: no schedule, route, pipeline, webhook or API uses it"
+        "plugins.idle: cannot be triggered: no schedule, route, pipeline, webhook, consumer or API uses it"
     ]
 
 

@@ -202,6 +202,47 @@ VIOLATIONS: list[tuple[str, str, str]] = [
         "remote_ingress.peers[0].key_id",
         "require_key_id requires it",
     ),
+    (
+        "exchange: {consumers: [{topic: a.request}]}",
+        "exchange.consumers[0]",
+        "needs exactly one of plugin, pipeline, event; it has none of them",
+    ),
+    (
+        "exchange: {consumers: [{topic: a.request, plugin: p, event: e}]}",
+        "exchange.consumers[0]",
+        "it has plugin and event",
+    ),
+    (
+        "exchange: {consumers: [{topic: a.request, plugin: p}, {topic: a.request, event: e}]}",
+        "exchange.consumers[1].topic",
+        "a.request is used twice",
+    ),
+    (
+        "exchange: {consumers: [{topic: a.request, event: e, command: poll}]}",
+        "exchange.consumers[0].command",
+        "requires `plugin`",
+    ),
+    (
+        "pipelines: [{name: deploy, on: e, steps: [{uses: p}]}]\n"
+        "exchange: {consumers: [{topic: a.request, pipeline: deplo}]}",
+        "exchange.consumers[0].pipeline",
+        "pipeline 'deplo' does not exist (did you mean 'deploy'?)",
+    ),
+    (
+        "exchange: {consumers: [{topic: a.request, event: ductile.step.failed}]}",
+        "exchange.consumers[0].event",
+        "event types that start with `ductile.` are reserved",
+    ),
+    (
+        "exchange: {consumers: [{topic: a.request, plugin: p, failure_topic: a.request}]}",
+        "exchange.consumers[0].failure_topic",
+        "every reply would start another run",
+    ),
+    (
+        "exchange: {topics: {a.request: {dead_letter: a.request}}}",
+        "exchange.topics.a.request.dead_letter",
+        "is the topic itself",
+    ),
 ]
 
 
@@ -264,6 +305,8 @@ def test_two_named_secrets_must_not_have_the_same_name(config_dir: ConfigDir) ->
         "pipelines: [{name: n, on: e, steps: [{uses: p}]}]\n"
         "webhooks: {endpoints: [{path: /a, pipeline: n, secret_ref: t, scheme: slack}]}",
         "remote_ingress: {require_key_id: true, peers: [{name: a, key_id: k, secret_ref: t}]}",
+        "exchange: {consumers: [{topic: a, plugin: p, command: poll, success_topic: b}, {topic: b, event: e}]}",
+        "exchange: {topics: {a.*: {dead_letter: a.dead}}}",
     ],
 )
 def test_values_that_do_not_contradict_each_other_are_accepted(base_config: ConfigDir, text: str) -> None:

@@ -222,7 +222,7 @@ def test_an_unknown_key_is_an_error_at_every_level_with_a_suggestion(config_dir:
 
 
 def test_an_unknown_key_without_a_suggestion_lists_the_known_keys(config_dir: ConfigDir) -> None:
-    assert "zzz: unknown key; known here: api, environment_vars, heartbeat, include" in config_dir.errors("zzz: 1")
+    assert "zzz: unknown key; known here: api, environment_vars, exchange, heartbeat" in config_dir.errors("zzz: 1")
 
 
 @pytest.mark.parametrize(

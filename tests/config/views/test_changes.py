@@ -14,6 +14,9 @@ plugins:
   other: {}
 routes: [{from: echo, event_type: said, to: other}]
 pipelines: [{name: first, on: said, steps: [{uses: other}]}]
+exchange:
+  topics: {review.*: {lease: 5m}}
+  consumers: [{topic: review.request, event: said}]
 """
 
 
@@ -56,6 +59,9 @@ def test_the_same_configuration_has_no_changes(config_dir: Home) -> None:
         ),
         ("name: first", "name: second", "pipelines", NamedChanges(("second",), ("first",))),
         ("on: said", "on: cried", "pipelines", NamedChanges(changed={"first": ("on",)})),
+        ("lease: 5m", "lease: 6m", "topics", NamedChanges(changed={"review.*": ("lease",)})),
+        ("review.*:", "review.a:", "topics", NamedChanges(("review.a",), ("review.*",))),
+        ("event: said", "event: cried", "consumers", NamedChanges(changed={"review.request": ("event",)})),
     ],
 )
 def test_added_removed_and_changed_members_are_listed_by_name(
