@@ -32,7 +32,7 @@ from ductile.core.message import (
 )
 
 NESTED = "[" * 65 + "]" * 65
-INVALID = [
+INVALID: list[tuple[dict[str, Any], type[MessageInvalid]]] = [
     ({"topic": ""}, TopicInvalid),
     ({"topic": None}, TopicInvalid),
     ({"topic": "Review.Request"}, TopicInvalid),
