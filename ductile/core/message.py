@@ -38,7 +38,6 @@ RESTART_LEASE = timedelta(seconds=10)
 """What an active claim has left after a restart of the service, at least."""
 MAX_DELAY = timedelta(days=365)
 DEAD_LETTER_SUFFIX = ".dead"
-REQUEST_SUFFIX, TIMED_OUT_SUFFIX = ".request", ".timed_out"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -235,15 +234,6 @@ class TopicRules:
         return name if is_topic(name) else topic
 
 
-@frozen(kw_only=True)
-class ReplyTopics:
-    """The topics of the answers to a message: of a success, of a failure, and of a timeout. None: no answer."""
-
-    success: str | None
-    failure: str | None
-    timed_out: str | None
-
-
 RulesOf: TypeAlias = Callable[[str], TopicRules]
 """Returns the rules of a topic."""
 
@@ -268,22 +258,6 @@ def most_exact_pattern(patterns: Iterable[str], topic: str) -> str | None:
     """Return the pattern that decides for `topic`: its own name, else the longest that matches; None if none does."""
     matching = [pattern for pattern in patterns if topic_matches(pattern, topic)]
     return max(matching, key=lambda pattern: (not pattern.endswith("*"), len(pattern)), default=None)
-
-
-def reply_topics(
-    topic: str, *, success: str | None = None, failure: str | None = None, timed_out: str | None = None
-) -> ReplyTopics:
-    """Return the topics of the answers to a message on `topic`, with the defaults of those that are None.
-
-    `X.request` is answered on `X.done` and `X.failed`; another topic has no such defaults. The answer to a timeout is
-    on `<topic>.timed_out` if any other answer is expected.
-    """
-    if topic.endswith(REQUEST_SUFFIX):
-        base = topic.removesuffix(REQUEST_SUFFIX)
-        success, failure = success or f"{base}.done", failure or f"{base}.failed"
-    own = topic + TIMED_OUT_SUFFIX
-    default = (own if is_topic(own) else failure) if success or failure else None
-    return ReplyTopics(success=success, failure=failure, timed_out=timed_out or default)
 
 
 def checked_topic(topic: object) -> str:

@@ -18,12 +18,11 @@ from ductile.core.message import (
     PATTERN_HELP,
     TOPIC,
     TOPIC_HELP,
-    ReplyTopics,
+    ClaimStatus,
     TopicRules,
     is_topic,
     is_topic_pattern,
     most_exact_pattern,
-    reply_topics,
 )
 from ductile.core.model import HANDLE
 from ductile.core.units import format_duration, format_size
@@ -92,12 +91,15 @@ class Consumer:
     )
     max_open: Count = option("maximum runs that have not ended; more messages wait", default=100)
 
-    @property
-    def replies(self) -> ReplyTopics:
-        """The topics of the replies, with their defaults."""
-        return reply_topics(
-            self.topic, success=self.success_topic, failure=self.failure_topic, timed_out=self.timeout_topic
-        )
+    def reply_topic(self, end: ClaimStatus) -> str | None:
+        """Return the topic of the reply to a message whose run ended like this; None if there is no reply."""
+        base = self.topic.removesuffix(".request")
+        defaults = (f"{base}.done", f"{base}.failed") if base != self.topic else (None, None)
+        success, failure = self.success_topic or defaults[0], self.failure_topic or defaults[1]
+        if end is not ClaimStatus.TIMED_OUT:
+            return success if end is ClaimStatus.COMPLETED else failure
+        own = f"{self.topic}.timed_out"
+        return self.timeout_topic or ((own if is_topic(own) else failure) if success or failure else None)
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from ductile.config.sections.exchange import Consumer, ExchangeSettings, TopicSettings
-from ductile.core.message import DEFAULT_LEASE, ReplyTopics, TopicRules
+from ductile.core.message import DEFAULT_LEASE, ClaimStatus, TopicRules
 from tests.config.conftest import ConfigDir
 
 TOPICS = """
@@ -23,9 +23,10 @@ exchange:
 
 def replies(
     topic: str, success: str | None = None, failure: str | None = None, timeout: str | None = None
-) -> ReplyTopics:
+) -> list[str | None]:
+    """Return the topics of the replies to a success, a failure and a timeout."""
     consumer = Consumer(topic=topic, plugin="echo", success_topic=success, failure_topic=failure, timeout_topic=timeout)
-    return consumer.replies
+    return [consumer.reply_topic(end) for end in (ClaimStatus.COMPLETED, ClaimStatus.FAILED, ClaimStatus.TIMED_OUT)]
 
 
 def test_a_topic_without_an_entry_has_the_rules_of_the_section(config_dir: ConfigDir) -> None:
@@ -61,19 +62,15 @@ def test_a_pattern_does_not_match_the_name_before_its_dot() -> None:
 
 def test_replies_to_a_request_have_default_topics() -> None:
     """Other topics have replies only where they are configured."""
-    assert replies("deploy.request") == ReplyTopics(
-        success="deploy.done", failure="deploy.failed", timed_out="deploy.request.timed_out"
-    )
-    assert replies("deploy.request", success="a", timeout="b") == ReplyTopics(
-        success="a", failure="deploy.failed", timed_out="b"
-    )
-    assert replies("notes") == ReplyTopics(success=None, failure=None, timed_out=None)
-    assert replies("notes", failure="lost") == ReplyTopics(success=None, failure="lost", timed_out="notes.timed_out")
+    assert replies("deploy.request") == ["deploy.done", "deploy.failed", "deploy.request.timed_out"]
+    assert replies("deploy.request", success="a", timeout="b") == ["a", "deploy.failed", "b"]
+    assert replies("notes") == [None, None, None]
+    assert replies("notes", failure="lost") == [None, "lost", "notes.timed_out"]
+    assert replies("notes", timeout="late") == [None, None, "late"]
 
 
 def test_a_timeout_is_a_failure_if_its_topic_would_be_too_long() -> None:
-    topic = "a" * 195
-    assert replies(topic, success="done", failure="lost").timed_out == "lost"
+    assert replies("a" * 195, success="done", failure="lost") == ["done", "lost", "lost"]
 
 
 WRONG_VALUES = {
