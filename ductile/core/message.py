@@ -20,27 +20,21 @@ TOPIC = "[a-z0-9]+(?:[._-][a-z0-9]+)*"
 TOPIC_HELP = "lower-case words joined by '.', '_' or '-', such as review.request"
 PATTERN = rf"\*|{TOPIC}(?:\.\*)?"
 PATTERN_HELP = "a topic such as review.request, a pattern such as review.*, or *"
-MAX_TOPIC_BYTES = 200
-MAX_NAME_BYTES = 200
-"""Of a producer, a conversation id, an ordering key, a worker group and a worker instance."""
+MAX_TOPIC_BYTES = MAX_NAME_BYTES = 200
+"""Of a topic; of a producer, a conversation id, an ordering key, a worker group and a worker instance."""
 MAX_METADATA_BYTES = 64 << 10
 MAX_METADATA_DEPTH = 64
 DEFAULT_BODY_BYTES = 1 << 20
 MAX_BODY_BYTES = 64 << 20
 """The highest limit that can be configured."""
-MAX_PUBLISH = 1_000
-"""Messages in one list."""
-MAX_CLAIMS = 100
-"""Messages in one claim request."""
+MAX_PUBLISH, MAX_CLAIMS = 1_000, 100
+"""Messages in one request to publish or to claim."""
 MAX_HOPS = 20
 MIN_LEASE, DEFAULT_LEASE, MAX_LEASE = timedelta(seconds=1), timedelta(seconds=90), timedelta(hours=12)
 RESTART_LEASE = timedelta(seconds=10)
 """What an active claim has left after a restart of the service, at least."""
 MAX_DELAY = timedelta(days=365)
-DEAD_LETTER_SUFFIX = ".dead"
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
+DEAD_LETTER_SUFFIX, TIMEOUT_SUFFIX = ".dead", ".timed_out"
 
 
 class MessageInvalid(DuctileError):
@@ -141,7 +135,13 @@ class MessageUnknown(DuctileError):
     hint = "`ductile exchange read` lists messages. Retention deletes old conversations."
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+@frozen(kw_only=True)
+class ReplyTopics:
+    """The topics on which the replies to a request arrive. A dead letter is a reply on any topic."""
+
+    success: str
+    failure: str
+    timeout: str
 
 
 @frozen(kw_only=True)
@@ -157,6 +157,8 @@ class NewMessage:
     ordering_key: str | None = None
     delay: timedelta = timedelta()
     source_job_id: str | None = None
+    reply_topics: ReplyTopics | None = None
+    """Set to notify the sender of the first reply."""
 
 
 @frozen(kw_only=True)
@@ -200,7 +202,7 @@ class Claim:
     reason: str | None
     follow_up_id: str | None
     job_id: str | None
-    claimed_by: str | None
+    claimed_by: str
 
 
 @frozen(kw_only=True)
@@ -210,6 +212,7 @@ class FollowUp:
     topic: str
     body: str = field(repr=False)
     metadata_json: str | None = field(default=None, repr=False)
+    source_job_id: str | None = None
 
 
 @frozen(kw_only=True)
@@ -238,7 +241,12 @@ RulesOf: TypeAlias = Callable[[str], TopicRules]
 """Returns the rules of a topic."""
 
 
-# --- topics and patterns ----------------------------------------------------------------------------------------------
+def default_reply_topics(topic: str) -> ReplyTopics | None:
+    """Return `X.done`, `X.failed` and `X.request.timed_out` for `X.request`; None for another topic."""
+    name, dot, last = topic.rpartition(".")
+    if not (name and dot) or last != "request":
+        return None
+    return ReplyTopics(success=f"{name}.done", failure=f"{name}.failed", timeout=f"{topic}{TIMEOUT_SUFFIX}")
 
 
 def is_topic(text: str) -> bool:
@@ -267,9 +275,6 @@ def checked_topic(topic: object) -> str:
     if not isinstance(topic, str) or not topic:
         raise TopicInvalid("a topic is required")
     raise TopicInvalid(f"topic {quote_text(topic)}: expected {TOPIC_HELP}, at most {MAX_TOPIC_BYTES} bytes")
-
-
-# --- checks of what callers send --------------------------------------------------------------------------------------
 
 
 def checked_message(

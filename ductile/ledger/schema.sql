@@ -166,8 +166,10 @@ CREATE TABLE journal (
     job_id TEXT,
     root_job_id TEXT,
     data TEXT NOT NULL DEFAULT '{}',
-    actor TEXT
+    actor TEXT,
+    message_id TEXT
 ) STRICT;
+CREATE INDEX journal_by_message ON journal (message_id, seq) WHERE message_id IS NOT NULL;
 CREATE INDEX journal_by_job ON journal (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX journal_by_plugin ON journal (plugin, seq) WHERE job_id IS NULL AND plugin IS NOT NULL;
 CREATE INDEX journal_acts ON journal (seq, at, actor) WHERE actor IS NOT NULL;
@@ -391,6 +393,107 @@ CREATE TABLE receipts (
     PRIMARY KEY (scope, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX receipts_by_expiry ON receipts (expires_at);
+
+-- The exchange. A message never changes; only retention deletes it, with its whole conversation.
+CREATE TABLE messages (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    topic TEXT NOT NULL,
+    body TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    parent_id TEXT,
+    conversation_id TEXT NOT NULL,
+    producer TEXT,
+    metadata_json TEXT,
+    ordering_key TEXT,
+    hops INTEGER NOT NULL DEFAULT 0 CHECK (hops >= 0),
+    source_job_id TEXT,
+    published_by TEXT NOT NULL,
+    is_dead_letter INTEGER NOT NULL DEFAULT 0 CHECK (is_dead_letter IN (0, 1))
+) STRICT;
+CREATE INDEX messages_by_topic ON messages (topic, seq);
+CREATE INDEX messages_by_conversation ON messages (conversation_id, seq);
+CREATE INDEX messages_by_parent ON messages (parent_id, seq) WHERE parent_id IS NOT NULL;
+CREATE INDEX messages_by_age ON messages (created_at, seq);
+CREATE TRIGGER messages_never_change BEFORE UPDATE ON messages
+BEGIN SELECT RAISE(ABORT, 'a message never changes'); END;
+
+-- One row for each message that is not decided, with the same seq. A lane is the claimable messages of one topic in order;
+-- delayed and claimed messages and those behind another one of their ordering key have none. Of the messages of a topic
+-- and ordering key, all but one wait. A waiting message keeps its available_at.
+CREATE TABLE deliveries (
+    seq INTEGER PRIMARY KEY,
+    message_id TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    lane TEXT,
+    deliveries INTEGER NOT NULL DEFAULT 0 CHECK (deliveries >= 0),
+    ready_at TEXT NOT NULL,
+    available_at TEXT,
+    delayed_at TEXT,
+    claim_id TEXT,
+    ordering_key TEXT,
+    waits INTEGER NOT NULL DEFAULT 0 CHECK (waits IN (0, 1)),
+    warned INTEGER NOT NULL DEFAULT 0 CHECK (warned IN (0, 1)),
+    last_reason TEXT,
+    CHECK ((lane IS NOT NULL) = (available_at IS NULL AND claim_id IS NULL AND waits = 0)),
+    CHECK (claim_id IS NULL OR (available_at IS NULL AND waits = 0)),
+    CHECK (waits = 0 OR ordering_key IS NOT NULL),
+    CHECK ((available_at IS NULL) = (delayed_at IS NULL))
+) STRICT;
+CREATE INDEX deliveries_lanes ON deliveries (lane, seq) WHERE lane IS NOT NULL;
+CREATE INDEX deliveries_unclaimed ON deliveries (topic, seq) WHERE claim_id IS NULL;
+CREATE INDEX deliveries_delayed ON deliveries (available_at) WHERE available_at IS NOT NULL AND waits = 0;
+CREATE INDEX deliveries_delayed_since ON deliveries (delayed_at) WHERE available_at IS NOT NULL AND waits = 0;
+CREATE INDEX deliveries_keys ON deliveries (topic, ordering_key, seq) WHERE ordering_key IS NOT NULL;
+
+-- The id of a claim is its fencing token. The deadline of a lease is in the memory of the service; lease_until is for
+-- people and for a restart. A claim of a consumer has none: it ends with the run of job_id.
+CREATE TABLE claims (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    message_id TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    worker_group TEXT NOT NULL,
+    worker_instance_id TEXT NOT NULL,
+    claimed_at TEXT NOT NULL,
+    lease_until TEXT,
+    status TEXT NOT NULL
+        CHECK (status IN ('active', 'completed') OR status IN ('failed', 'timed_out')
+               OR status IN ('expired', 'released')),
+    completed_at TEXT,
+    delivery INTEGER NOT NULL CHECK (delivery >= 1),
+    extensions INTEGER NOT NULL DEFAULT 0,
+    reason TEXT,
+    follow_up_id TEXT,
+    job_id TEXT,
+    claimed_by TEXT NOT NULL,
+    runner_name TEXT GENERATED ALWAYS AS (worker_group) VIRTUAL,
+    CHECK ((status = 'active') = (completed_at IS NULL))
+) STRICT;
+CREATE UNIQUE INDEX claims_active ON claims (message_id) WHERE status = 'active';
+CREATE INDEX claims_by_message ON claims (message_id, seq);
+CREATE INDEX claims_by_topic ON claims (topic, seq);
+CREATE UNIQUE INDEX claims_by_job ON claims (job_id) WHERE job_id IS NOT NULL;
+
+-- Conversations whose first reply a caller wants to be notified of.
+CREATE TABLE tracked_conversations (
+    conversation_id TEXT NOT NULL PRIMARY KEY,
+    request_id TEXT NOT NULL,
+    tracked_by TEXT NOT NULL,
+    success_topic TEXT NOT NULL,
+    failure_topic TEXT NOT NULL,
+    timeout_topic TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    notified_at TEXT
+) STRICT;
+CREATE INDEX tracked_conversations_open ON tracked_conversations (tracked_by, created_at) WHERE notified_at IS NULL;
+
+-- Topics whose messages are not delivered.
+CREATE TABLE topic_pauses (
+    topic TEXT NOT NULL PRIMARY KEY,
+    reason TEXT NOT NULL,
+    paused_at TEXT NOT NULL
+) STRICT;
 
 -- The identity of this ledger. It is in the table of sequences because every transaction rewrites that page: a
 -- write-ahead log of another ledger is recognised by its number.

@@ -41,6 +41,10 @@ NAMES = frozenset(
         "schedule.before_fire",
         "schedule.after_insert",
         "schedule.after_commit",
+        "exchange.publish",
+        "exchange.claim",
+        "exchange.end",
+        "exchange.expire",
     }
 )
 

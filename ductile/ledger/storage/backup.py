@@ -18,7 +18,7 @@ from ductile.ledger.storage import connections, path_checks
 from ductile.ledger.storage.connections import connect_reader, connect_writer, snapshot, transaction
 from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, identify
 from ductile.ledger.storage.integrity import check_pages, check_references
-from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_writer, tables
+from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_writer, tables, triggers
 from ductile.ledger.storage.sqlite_errors import translating
 
 PAGES_PER_STEP = 2_000
@@ -75,8 +75,8 @@ def verify_copy(path: Path, *, name: str | None = None) -> CopyInfo:
         if mark != APPLICATION_ID or version > SCHEMA_VERSION:
             known = f"schema {version}, supported: {SCHEMA_VERSION}"
             raise LedgerError(f"not a ledger of this version of Ductile ({known})", path=name)
-        if db.execute(TRIGGERS).fetchone():
-            raise LedgerError("contains triggers, which no ledger has", path=name, hint=RESTORE_HINT)
+        if {" ".join(sql.split()) for (sql,) in db.execute(TRIGGERS)} - triggers():
+            raise LedgerError("contains triggers that no ledger has", path=name, hint=RESTORE_HINT)
         for problem in (*check_pages(db), *check_references(db)):
             raise LedgerError(f"damaged ({problem})", path=name, hint=RESTORE_HINT)
         found = [table for (table,) in db.execute(TABLES)]
@@ -84,7 +84,7 @@ def verify_copy(path: Path, *, name: str | None = None) -> CopyInfo:
         return CopyInfo(version, rows)
 
 
-TRIGGERS = "SELECT 1 FROM sqlite_schema WHERE type = 'trigger'"
+TRIGGERS = "SELECT sql FROM sqlite_schema WHERE type = 'trigger'"
 TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND sql NOT LIKE '%VIRTUAL%'"
 
 

@@ -29,7 +29,7 @@ def check_references(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def check_schema(db: sqlite3.Connection) -> Iterator[str]:
-    """Yield the differences of tables, columns, indexes and views from those of a new ledger."""
+    """Yield the differences of tables, columns, indexes, views and triggers from those of a new ledger."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != SCHEMA_VERSION:
         yield f"schema {version} instead of {SCHEMA_VERSION}"
@@ -45,11 +45,11 @@ def check_schema(db: sqlite3.Connection) -> Iterator[str]:
             yield f"{kind} {name} differs from the schema"
 
 
-_OBJECTS = "SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' AND type IN ('table', 'index', 'view')"
+_OBJECTS = "SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'"
 
 
 def _objects(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
-    """Return the columns of each table, view and index."""
+    """Return the columns of each table, view and index; triggers have none."""
     return {
         (kind, name): [row[2] for row in db.execute("SELECT * FROM pragma_index_info(?)", (name,))]
         if kind == "index"
@@ -89,6 +89,35 @@ UNLOGGED = """
      WHERE status IN ('failed', 'dead') AND started_at IS NOT NULL
        AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = job.id)
 """
+UNDELIVERABLE = """
+    SELECT message_id FROM deliveries AS delivery
+     WHERE NOT EXISTS (SELECT 1 FROM messages WHERE seq = delivery.seq AND id = delivery.message_id
+                          AND topic = delivery.topic AND ordering_key IS delivery.ordering_key)
+"""
+WRONGLY_CLAIMED = """
+    SELECT message_id FROM deliveries AS delivery
+     WHERE claim_id IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM claims WHERE id = delivery.claim_id AND message_id = delivery.message_id
+                          AND status = 'active')
+    UNION ALL
+    SELECT message_id FROM claims AS claim
+     WHERE status = 'active' AND NOT EXISTS (SELECT 1 FROM deliveries WHERE claim_id = claim.id)
+"""
+UNORDERED = """
+    SELECT MIN(message_id) FROM deliveries WHERE ordering_key IS NOT NULL
+     GROUP BY topic, ordering_key HAVING SUM(waits = 0) <> 1
+"""
+UNDECIDED = """
+    SELECT id FROM messages AS message
+     WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE seq = message.seq)
+       AND NOT EXISTS (SELECT 1 FROM claims WHERE message_id = message.id)
+       AND NOT EXISTS (SELECT 1 FROM journal WHERE message_id = message.id AND kind = 'message.purged')
+       AND EXISTS (SELECT 1 FROM journal WHERE message_id = message.id AND kind = 'message.published')
+"""
+UNANSWERED = """
+    SELECT message_id FROM claims AS claim
+     WHERE follow_up_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM messages WHERE id = claim.follow_up_id)
+"""
 RULES: Mapping[str, tuple[str, str]] = {
     "trees_counted": (MISCOUNTED, "has a wrong count of open jobs"),
     "trees_closed": (UNFINISHED, "has an open job count that does not match its completion time"),
@@ -97,18 +126,30 @@ RULES: Mapping[str, tuple[str, str]] = {
     "endings_logged": (UNLOGGED, "has started and ended but has no attempt in the log"),
 }
 """Invariant → statement that finds the jobs that violate it, and the message."""
+MESSAGE_RULES: Mapping[str, tuple[str, str]] = {
+    "deliveries_rooted": (UNDELIVERABLE, "has a delivery that differs from it, or does not exist"),
+    "claims_delivered": (WRONGLY_CLAIMED, "has a delivery and an active claim that do not match"),
+    "keys_ordered": (UNORDERED, "has an ordering key of which not exactly one message is next"),
+    "messages_decided": (UNDECIDED, "is neither offered to workers nor decided"),
+    "follow_ups_kept": (UNANSWERED, "has a claim whose follow-up is missing"),
+}
+"""The same for the messages of the exchange."""
 
 Rule = Callable[[sqlite3.Connection], Iterator[str]]
 
 
 def rules() -> dict[str, Rule]:
-    """Return the invariants of the queue by name. Each yields its violations."""
-    return {name: _rule(statement, message) for name, (statement, message) in RULES.items()}
+    """Return the invariants of the queue and the exchange by name. Each yields its violations."""
+    return {
+        name: _rule(statement, f"{noun} {{}} {message}")
+        for noun, found in (("job", RULES), ("message", MESSAGE_RULES))
+        for name, (statement, message) in found.items()
+    }
 
 
 def _rule(statement: str, message: str) -> Rule:
     def violations(db: sqlite3.Connection) -> Iterator[str]:
-        for (job_id,) in db.execute(statement).fetchmany(MAX_REPORTED):
-            yield f"job {job_id} {message}"
+        for (row_id,) in db.execute(statement).fetchmany(MAX_REPORTED):
+            yield message.format(row_id)
 
     return violations

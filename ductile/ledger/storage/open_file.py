@@ -26,7 +26,7 @@ from ductile.ledger.storage.connections import (
 from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, identify
 from ductile.ledger.storage.sqlite_errors import translating
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 PAGE_BYTES = 2048
 """A job changes a few bytes in about twenty pages, and whole pages are written to the log and the file. With smaller
 pages its rows would span several; larger pages are better only for large payloads."""
@@ -39,6 +39,12 @@ def schema() -> str:
 def tables() -> frozenset[str]:
     """Return the tables that every ledger of this version has."""
     return frozenset(re.findall(r"^CREATE TABLE (\w+)", schema(), re.MULTILINE))
+
+
+def triggers() -> frozenset[str]:
+    """Return the statements of the triggers that a ledger has, with single spaces."""
+    found = re.findall(r"^CREATE TRIGGER .*?END(?=;$)", schema(), re.MULTILINE | re.DOTALL)
+    return frozenset(" ".join(statement.split()) for statement in found)
 
 
 def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Connection:

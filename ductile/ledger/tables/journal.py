@@ -6,7 +6,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from attrs import frozen
@@ -33,11 +33,12 @@ class JournalEntry:
     root_job_id: str | None
     data: dict[str, Any]
     actor: str | None = None
+    message_id: str | None = None
 
 
-COLUMNS = "seq, at, kind, plugin, job_id, root_job_id, data, actor"
+COLUMNS = "seq, at, kind, plugin, job_id, root_job_id, data, actor, message_id"
 APPEND_ALL = batch_statements(
-    "INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data, actor)", "(?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data, actor, message_id)", "(?, ?, ?, ?, ?, ?, ?, ?)"
 )
 APPEND = APPEND_ALL[1]
 
@@ -52,10 +53,11 @@ def append(
     job_id: str | None = None,
     root_job_id: str | None = None,
     actor: str | None = None,
+    message_id: str | None = None,
 ) -> None:
     """Append an entry. `actor` caused it; None for what Ductile decided itself."""
     now_text = now if isinstance(now, str) else to_text(now)
-    db.execute(APPEND, (now_text, kind, plugin, job_id, root_job_id, _dumps(data), actor))
+    db.execute(APPEND, (now_text, kind, plugin, job_id, root_job_id, _dumps(data), actor, message_id))
 
 
 def append_all(
@@ -68,7 +70,7 @@ def append_all(
     """Append entries of one kind, in this order: plugin, job id, root job id and data of each."""
     now_text = to_text(now)
     rows = [
-        (now_text, kind, plugin, job_id, root_job_id, _dumps(data), None)
+        (now_text, kind, plugin, job_id, root_job_id, _dumps(data), None, None)
         for plugin, job_id, root_job_id, data in new_entries
     ]
     insert_rows(db, APPEND_ALL, rows)
@@ -102,6 +104,30 @@ OF_JOB = f"""
 def of_job(db: Db, job_id: str, *, limit: int = 1000) -> list[JournalEntry]:
     """Return the entries of a job, oldest first."""
     return [_entry(row) for row in db.execute(OF_JOB, (job_id, limit))]
+
+
+MessageEntry: TypeAlias = tuple[str, str | None, Mapping[str, Any]]
+"""The id of a message, the job that caused the entry, and its data."""
+
+
+def append_of_messages(
+    db: Db, kind: str, new_entries: Iterable[MessageEntry], *, now: datetime, actor: str | None
+) -> None:
+    """Append entries of one kind about messages, in this order."""
+    now_text = to_text(now)
+    rows = [
+        (now_text, kind, None, job_id, None, _dumps(data), actor, message_id)
+        for message_id, job_id, data in new_entries
+    ]
+    insert_rows(db, APPEND_ALL, rows)
+
+
+OF_MESSAGE = f"SELECT {COLUMNS} FROM journal WHERE message_id = ? ORDER BY seq LIMIT ?"
+
+
+def of_message(db: Db, message_id: str, *, limit: int = 1000) -> list[JournalEntry]:
+    """Return the entries of a message, oldest first."""
+    return [_entry(row) for row in db.execute(OF_MESSAGE, (message_id, limit))]
 
 
 OF_PLUGIN = f"""
@@ -182,7 +208,7 @@ def entries(rows: Iterable[tuple[Any, ...]]) -> list[JournalEntry]:
 
 
 def _entry(row: tuple[Any, ...]) -> JournalEntry:
-    seq, at, kind, plugin, job_id, root_job_id, data, actor = row
+    seq, at, kind, plugin, job_id, root_job_id, data, actor, message_id = row
     return JournalEntry(
         seq=seq,
         at=from_text(at),
@@ -192,6 +218,7 @@ def _entry(row: tuple[Any, ...]) -> JournalEntry:
         root_job_id=root_job_id,
         data=json.loads(data),
         actor=actor,
+        message_id=message_id,
     )
 
 

@@ -28,7 +28,7 @@ LEGAL_TRANSITIONS = {
 }
 LEGAL_CORE_TRANSITIONS = {None: {"queued", "succeeded"}, "queued": {"succeeded", "failed"}}
 """A switch has ended when it is written. A join never runs."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def check(history: History) -> dict[str, list[str]]:

@@ -179,7 +179,7 @@ def test_a_migrated_ledger_has_the_columns_of_a_new_one_and_a_backup(old: Path, 
     statement = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
 
     def normalised(db: sqlite3.Connection) -> set[tuple[str, str]]:
-        return {(name, re.sub(r"\s*([,()])\s*", r"\1", sql)) for name, sql in db.execute(statement)}
+        return {(name, re.sub(r"\s*([,()])\s*", r"\1", " ".join(sql.split()))) for name, sql in db.execute(statement)}
 
     with closing(open_writer(old, synchronous="off")) as db, closing(open_writer(tmp_path / "new.db")) as new:
         assert normalised(db) == normalised(new)
