@@ -17,7 +17,7 @@ from ductile.core.secret import Mask
 from ductile.explain.changes import RunConditions, changes_since
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
-from ductile.explain.run import RunStateView, run_failures, run_state
+from ductile.explain.runs.state import RunStateView, run_failures, run_state
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.reports import job_details, wait_reasons
 from ductile.ledger.reports.job_details import JobReport, LoggedAttempt

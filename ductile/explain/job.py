@@ -23,7 +23,7 @@ from ductile.explain.finished import (
 )
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import AnyReasonView, Reason
-from ductile.explain.run import RunOutcomeView, run_failures, run_next_commands, run_reason, run_state
+from ductile.explain.runs.state import RunOutcomeView, run_failures, run_next_commands, run_reason, run_state
 from ductile.explain.waiting import read_queue_conditions, waiting_reasons
 from ductile.ledger.admin.job_actions import was_entered
 from ductile.ledger.reports import job_details, trees, wait_reasons

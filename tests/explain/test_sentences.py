@@ -28,7 +28,7 @@ def test_every_reason_that_explain_creates_has_a_sentence() -> None:
     """Literal codes only: the others come from the ledger and are outcomes, or kinds of decisions about events."""
     created = {
         node.args[0].value
-        for path in (PACKAGE / "explain").glob("*.py")
+        for path in (PACKAGE / "explain").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -76,6 +76,6 @@ def test_no_module_parses_sentences() -> None:
 def test_explain_knows_no_terminal() -> None:
     """The layer test keeps it from `ductile.cli` and `ductile.web`; this one from click."""
     found = [
-        path.name for path in (PACKAGE / "explain").glob("*.py") if re.search(r"\bimport click\b", path.read_text())
+        path.name for path in (PACKAGE / "explain").rglob("*.py") if re.search(r"\bimport click\b", path.read_text())
     ]
     assert found == []
