@@ -14,7 +14,7 @@ from blake3 import blake3
 from ductile.config.files.sources import NO_REPLACEMENTS, SourceFile, Tier
 from ductile.config.sections.settings import TokenEntry
 from ductile.core import files
-from ductile.core.errors import Complaint, Mark, Unreadable, did_you_mean
+from ductile.core.errors import Complaint, Mark, Unreadable, closest_name, did_you_mean
 from ductile.core.formats import strict_json
 from ductile.core.message import is_topic_pattern, topic_matches
 
@@ -67,12 +67,12 @@ def is_known_scope(scope: str) -> bool:
 def suggest_scope(scope: str) -> str:
     """Return ` (did you mean 'jobs:ro'?)` for an unknown scope such as `job:read`, or an empty string."""
     first, *names = scope.lower().split(":")
-    noun, right = _closest(first, _NOUNS), names.pop() if names else ""
+    noun, right = closest_name(first, _NOUNS) or first, names.pop() if names else ""
     right = _RIGHTS.get(right, right)
     fixed = ":".join(filter(None, (noun, *names, right)))
     if fixed in SCOPES or noun not in NAMED_RIGHTS or not right:
         return did_you_mean(fixed, sorted(SCOPES))
-    likely = _closest(right, NAMED_RIGHTS[noun])
+    likely = closest_name(right, NAMED_RIGHTS[noun]) or right
     if noun == "exchange" and not names:
         names, likely = ([ALL], likely) if likely in NAMED_RIGHTS[noun] else ([right], "ro")
     named = ":".join((noun, *names, likely))
@@ -80,13 +80,6 @@ def suggest_scope(scope: str) -> str:
         return did_you_mean(named, [named])
     # A scope for all topics is no suggestion for one topic.
     return "" if noun == "exchange" else did_you_mean(fixed, sorted(SCOPES))
-
-
-def _closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is closest to `word`; `word` itself if none is close."""
-    from difflib import get_close_matches  # a slow import that is needed only for errors
-
-    return next(iter(get_close_matches(word, list(known), n=1)), word)
 
 
 # ── topics ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -67,14 +67,20 @@ MIN_ABBREVIATION = 3
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.65) -> str:
-    """Return ` (did you mean 'x'?)`, or an empty string if no known word is close. `sync` stands for `synchronous`."""
+    """Return ` (did you mean 'x'?)`, or an empty string if no known word is close."""
+    close = closest_name(word, known, cutoff=cutoff)
+    return f" (did you mean {close!r}?)" if close else ""
+
+
+def closest_name(word: str, known: Iterable[str], *, cutoff: float = 0.65) -> str | None:
+    """Return the known word that is closest to `word`; None if none is close. `sync` stands for `synchronous`."""
     # A slow import that is needed only for errors.
     from difflib import get_close_matches
 
     names = list(known)
     longer = [name for name in names if len(word) >= MIN_ABBREVIATION and name.startswith(word)]
     close = longer if len(longer) == 1 else get_close_matches(word, names, n=1, cutoff=cutoff)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return close[0] if close else None
 
 
 class DuctileError(Exception):

@@ -477,6 +477,123 @@ EVENTS: Mapping[str, Sentence] = {
 }
 
 
+# ── messages of the exchange ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _topic_paused(data: Data) -> str:
+    since = f"was paused {_when(data, 'paused_at')}: {data['reason']}."
+    return f"Topic {data['topic']} {since} `ductile exchange resume {data['topic']}` resumes it."
+
+
+def _topic_unknown(data: Data) -> str:
+    similar = f" Workers claim from {data['similar']}." if data.get("similar") else ""
+    return f"No worker has ever claimed a message of topic {data['topic']}.{similar}"
+
+
+def _ready_no_worker(data: Data) -> str:
+    last = f"The last claim was {_when(data, 'last_claimed_at')}, by {_worker(data)}."
+    return f"No worker handles topic {data['topic']} now. {last}"
+
+
+def _ready_behind(data: Data) -> str:
+    more = " or more" if data.get("is_capped") else ""
+    ahead = data["ahead"]
+    older = f"{ahead:,}{more} older {'message' if ahead == 1 else 'messages'} of topic {data['topic']} first"
+    text = f"Workers get {older}." if ahead else f"The message is the next one of topic {data['topic']}."
+    text += f" Claimed now: {data['active_claims']:,}." if data["active_claims"] else ""
+    if data.get("estimate_seconds") is None:
+        return text
+    estimate = timedelta(seconds=max(1, round(data["estimate_seconds"])))
+    return f"{text} By the rate of recent claims, it is claimed within about {format_duration(estimate)}."
+
+
+def _delayed_message(data: Data) -> str:
+    how = "released with a delay" if data.get("is_released") else "published with a delay"
+    return f"The message was {how} by {data['by']}. It becomes ready {_when(data, 'until')}."
+
+
+def _waits_for_key(data: Data) -> str:
+    holder = f"message {data['holder']} with the same ordering key" if data.get("holder") else "its ordering key"
+    return f"The message waits for {holder} {data['ordering_key']!r}."
+
+
+def _claimed(data: Data) -> str:
+    text = f"{_capitalized(_worker(data))} claimed the message {_when(data, 'claimed_at')}."
+    extended = f", extended {_count(data['extensions'], 'time')}" if data.get("extensions") else ""
+    return f"{text} The lease ends {_when(data, 'lease_until')}{extended}." if data.get("lease_until") else text
+
+
+def _decided(how: str) -> Callable[[Data], str]:
+    def text(data: Data) -> str:
+        run = f" with run {data['job_id']}" if data.get("job_id") else ""
+        end = f"{_capitalized(_worker(data))} {how}{run} {_when(data, 'ended_at')}."
+        topic = data.get("follow_up_topic")
+        return f"{end} The follow-up is {data['follow_up_id']} on topic {topic}." if topic else end
+
+    return text
+
+
+def _dead(data: Data) -> str:
+    number, topic = data["deliveries"], data.get("dead_letter_topic")
+    text = (
+        f"The message is dead after {number} {'delivery' if number == 1 else 'deliveries'} (exchange.max_deliveries)."
+    )
+    return f"{text} Its dead letter is {data['dead_letter_id']} on topic {topic}." if topic else text
+
+
+def _message_purged(data: Data) -> str:
+    by = f" by {data['by']}" if data.get("by") else ""
+    return f"The message was purged from topic {data['topic']}{by} {_when(data, 'at')}."
+
+
+def _returned(data: Data) -> str:
+    delivery, worker, when = f"Delivery {data['delivery']}", _worker(data), _when(data, "ended_at")
+    if data.get("status") == "expired":
+        return f"{delivery}: the lease of {worker} expired {when}."
+    reason = f": {data['reason']}" if data.get("reason") else "."
+    return f"{delivery}: {worker} released the message {when}{reason}"
+
+
+def _late(data: Data) -> str:
+    late = format_duration(timedelta(milliseconds=data.get("late_ms") or 0))
+    result = f"{_capitalized(_worker(data))} reported {data['status']} {_when(data, 'at')}"
+    return f"{result}, {late} after its claim was {data['claim_status']}. The result was discarded."
+
+
+def _worker(data: Data) -> str:
+    return f"worker {data.get('worker_group')} ({data.get('worker_instance_id')})"
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+MESSAGES: Mapping[str, Sentence] = {
+    "topic_paused": _topic_paused,
+    "topic_unknown_to_workers": _topic_unknown,
+    "ready_no_worker": _ready_no_worker,
+    "ready_behind": _ready_behind,
+    "delayed": _delayed_message,
+    "waits_for_key": _waits_for_key,
+    "claimed": _claimed,
+    "claimed_by_run": lambda data: (
+        f"A consumer claimed the message {_when(data, 'claimed_at')}. The run of job {data['job_id']} has not ended."
+    ),
+    "completed": _decided("completed the message"),
+    "failed": _decided("failed the message"),
+    "timed_out": _decided("reported a timeout"),
+    "dead": _dead,
+    "message_purged": _message_purged,
+    "returned": _returned,
+    "late": _late,
+    "follow_up_refused": "The follow-up on topic {topic} was not published ({refused}). The claim ended without it.",
+    "pruned": lambda data: (
+        f"Retention has deleted the message. The last journal entry is {data['last']}, {_when(data, 'last_at')}."
+    ),
+}
+"""Why a message is not handled, who has it, and how it ended."""
+
+
 # ── helpers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -501,4 +618,5 @@ SENTENCES: Mapping[str, Sentence] = {
     **SLOTS,
     **DECISIONS,
     **EVENTS,
+    **MESSAGES,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import ductile
 from ductile.calendar.reasons import SkipReason
 from ductile.core.model import OutcomeCode
-from ductile.explain.sentences import DECISIONS, OUTCOMES, RUNNING, RUNS, SENTENCES, WAITING, sentence
+from ductile.explain.sentences import DECISIONS, MESSAGES, OUTCOMES, RUNNING, RUNS, SENTENCES, WAITING, sentence
 from ductile.ledger.reports import event_lineage
 
 PACKAGE = Path(ductile.__file__).parent
@@ -18,9 +18,9 @@ def test_every_code_that_can_be_stored_has_a_sentence() -> None:
     assert set(OUTCOMES) == set(OutcomeCode)
 
 
-def test_every_code_of_a_job_is_documented() -> None:
-    """docs/operations.md has a table of what keeps a job, and one of how a job ended."""
-    codes = {*OUTCOMES, *RUNNING, *WAITING, *RUNS}
+def test_every_code_of_a_job_and_of_a_message_is_documented() -> None:
+    """docs/operations.md has a table of what keeps a job, one of how a job ended, and one of messages."""
+    codes = {*OUTCOMES, *RUNNING, *WAITING, *RUNS, *MESSAGES}
     assert sorted(str(code) for code in codes if f"`{code}`" not in OPERATIONS) == []
 
 
@@ -36,7 +36,7 @@ def test_every_reason_that_explain_creates_has_a_sentence() -> None:
         and node.args
         and isinstance(node.args[0], ast.Constant)
     }
-    assert {"ready", "running", "run_failed", "fired", "slot_forgotten", "event_matched"} <= created
+    assert {"ready", "running", "run_failed", "fired", "slot_forgotten", "event_matched", "ready_behind"} <= created
     assert sorted(str(code) for code in created - SENTENCES.keys()) == []
 
 

@@ -16,10 +16,12 @@ from ductile.core.message import (
     MIN_LEASE,
     PATTERN,
     PATTERN_HELP,
+    TIMEOUT_SUFFIX,
     TOPIC,
     TOPIC_HELP,
     ClaimStatus,
     TopicRules,
+    default_reply_topics,
     is_topic,
     is_topic_pattern,
     most_exact_pattern,
@@ -93,12 +95,12 @@ class Consumer:
 
     def reply_topic(self, end: ClaimStatus) -> str | None:
         """Return the topic of the reply to a message whose run ended like this; None if there is no reply."""
-        base = self.topic.removesuffix(".request")
-        defaults = (f"{base}.done", f"{base}.failed") if base != self.topic else (None, None)
-        success, failure = self.success_topic or defaults[0], self.failure_topic or defaults[1]
+        defaults = default_reply_topics(self.topic)
+        success = self.success_topic or (defaults.success if defaults else None)
+        failure = self.failure_topic or (defaults.failure if defaults else None)
         if end is not ClaimStatus.TIMED_OUT:
             return success if end is ClaimStatus.COMPLETED else failure
-        own = f"{self.topic}.timed_out"
+        own = f"{self.topic}{TIMEOUT_SUFFIX}"
         return self.timeout_topic or ((own if is_topic(own) else failure) if success or failure else None)
 
 
