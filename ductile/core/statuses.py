@@ -97,6 +97,16 @@ class ClaimStatus(StrEnum):
         return self in (ClaimStatus.COMPLETED, ClaimStatus.FAILED, ClaimStatus.TIMED_OUT)
 
 
+class ReplyState(StrEnum):
+    """The state of a conversation: which reply its request has."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TIMED_OUT = "timed_out"
+    DEAD = "dead"
+
+
 class MessageState(StrEnum):
     """The state of a message, derived from its delivery and its claims. The last four are final."""
 

@@ -394,22 +394,23 @@ CREATE TABLE receipts (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX receipts_by_expiry ON receipts (expires_at);
 
--- The exchange. A message never changes; only retention deletes it, with its whole conversation.
+-- The exchange. A message never changes; only retention deletes it, with its whole conversation. The body is the last
+-- column, so that reading the others does not read a large one.
 CREATE TABLE messages (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     topic TEXT NOT NULL,
-    body TEXT NOT NULL,
     created_at TEXT NOT NULL,
     parent_id TEXT,
     conversation_id TEXT NOT NULL,
     producer TEXT,
-    metadata_json TEXT,
     ordering_key TEXT,
     hops INTEGER NOT NULL DEFAULT 0 CHECK (hops >= 0),
     source_job_id TEXT,
     published_by TEXT NOT NULL,
-    is_dead_letter INTEGER NOT NULL DEFAULT 0 CHECK (is_dead_letter IN (0, 1))
+    is_dead_letter INTEGER NOT NULL DEFAULT 0 CHECK (is_dead_letter IN (0, 1)),
+    metadata_json TEXT,
+    body TEXT NOT NULL
 ) STRICT;
 CREATE INDEX messages_by_topic ON messages (topic, seq);
 CREATE INDEX messages_by_conversation ON messages (conversation_id, seq);

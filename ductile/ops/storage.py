@@ -32,6 +32,8 @@ RETENTION_SETTINGS = {
     "webhook_deliveries": ("webhook_deliveries_retention",),
 }
 """Retention settings of `service` by table. The longest one applies."""
+EXCHANGE_TABLES = ("messages", "claims")
+"""Tables that `exchange.retention` applies to, and the retention of a topic if that is longer."""
 
 
 @frozen(kw_only=True)
@@ -93,12 +95,20 @@ def read_retention(db: Db) -> dict[str, timedelta]:
     except ValueError:
         config = {}
     service: Mapping[str, Any] = config.get("service") or {}
+    settings = {table: [service.get(name) for name in names] for table, names in RETENTION_SETTINGS.items()}
+    settings |= dict.fromkeys(EXCHANGE_TABLES, _exchange_retentions(config.get("exchange") or {}))
     retention = {}
-    for table, names in RETENTION_SETTINGS.items():
-        values = [_parse_retention(service.get(name)) for name in names]
+    for table, texts in settings.items():
+        values = [_parse_retention(text) for text in texts]
         if all(values):
             retention[table] = max(value for value in values if value)
     return retention
+
+
+def _exchange_retentions(exchange: Mapping[str, Any]) -> list[Any]:
+    topics: Mapping[str, Any] = exchange.get("topics") or {}
+    own = [topic.get("retention") for topic in topics.values()]
+    return [exchange.get("retention"), *(value for value in own if value is not None)]
 
 
 def _parse_retention(value: Any) -> timedelta | None:

@@ -83,5 +83,6 @@ PRUNED_TABLES = {
     "facts": ("plugin_facts", "facts"),
     "receipts": ("journal", "receipts"),
     "deliveries": ("webhook_deliveries", "deliveries"),
+    "messages": ("messages", "messages"),
 }
 """Kind of row → the table whose positions count, and the field of the retention policy."""

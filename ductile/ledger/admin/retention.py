@@ -28,6 +28,8 @@ class RetentionPolicy:
     receipts: timedelta = timedelta(days=7)
     """How long a receipt is kept if it was stored by a wrong clock. Otherwise it has its own lifetime."""
     deliveries: timedelta | None = timedelta(days=7)
+    messages: timedelta | None = timedelta(days=30)
+    """The shortest retention of a topic. The exchange has its own functions (`ledger.exchange.retention`)."""
 
 
 @frozen(kw_only=True)
@@ -66,6 +68,7 @@ class Watermarks:
     facts: int = NO_LIMIT
     receipts: int = NO_LIMIT
     deliveries: int = NO_LIMIT
+    messages: int = NO_LIMIT
 
 
 NO_WATERMARKS = Watermarks()
@@ -74,6 +77,7 @@ POSITIONS = """
     UNION ALL SELECT 'journal', COALESCE(MAX(seq), 0) FROM journal
     UNION ALL SELECT 'plugin_facts', COALESCE(MAX(id), 0) FROM plugin_facts
     UNION ALL SELECT 'webhook_deliveries', COALESCE(MAX(seq), 0) FROM webhook_deliveries
+    UNION ALL SELECT 'messages', COALESCE(MAX(seq), 0) FROM messages
 """
 
 

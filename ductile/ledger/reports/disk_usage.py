@@ -27,6 +27,8 @@ TIME_COLUMNS = {
     "event_context": "created_at",
     "plugin_facts": "created_at",
     "circuit_breaker_transitions": "created_at",
+    "messages": "created_at",
+    "claims": "claimed_at",
 }
 """Tables that grow with the work → the column with the time of a row."""
 SEARCH_INDEX = "job_log_words"
