@@ -1,7 +1,22 @@
 """Scopes: what each implies, and what a caller with scopes for one plugin may do and see."""
 
+import hashlib
+
+import pytest
+
 from ductile.config.scopes import SCOPES, TOPIC_RIGHTS
-from ductile.web.auth.auth import Principal, expand_scopes, local_principal
+from ductile.core.clock import Clock
+from ductile.web.auth.auth import (
+    Key,
+    Keyring,
+    Principal,
+    expand_scopes,
+    local_principal,
+    make_authorizer,
+    require_topic,
+)
+from ductile.web.messages import HTTPError, Request, Response
+from ductile.web.routing import Route
 
 
 def principal(*scopes: str) -> Principal:
@@ -168,3 +183,44 @@ def test_a_topic_scope_does_not_replace_the_scope_for_all_topics() -> None:
         if principal(scope).has_scope(required, topic=topic) is not expected
     ]
     assert wrong == []
+
+
+async def no_handler(request: Request) -> Response:
+    raise AssertionError("the authorizer does not call it")
+
+
+def authorize(scope: str, route_scope: str, path: str, **params: str) -> Request | Response:
+    """Send a request with a token that has only `scope` to a route."""
+    keys = (Key(hashlib.sha256(b"secret").digest(), principal(scope)),)
+    route = Route(method="POST", path=path, handler=no_handler, scope=route_scope)
+    request = Request(
+        method="POST", path=path, headers={"authorization": ("Bearer secret",)}, peer="127.0.0.1", params=params
+    )
+    return make_authorizer(lambda: Keyring(keys), Clock())(route, request)
+
+
+def is_admitted(scope: str, route_scope: str, path: str, **params: str) -> bool:
+    return isinstance(authorize(scope, route_scope, path, **params), Request)
+
+
+def test_a_right_on_some_topic_admits_to_routes_that_name_no_topic() -> None:
+    """If the path names a topic, the right must be on it. A route that needs every right admits no such token."""
+    messages, pause = "/exchange/messages", "/exchange/topics/{topic}/pause"
+    assert is_admitted("exchange:review.*:publish", "exchange:*:publish", messages)
+    assert not is_admitted("exchange:review.*:ro", "exchange:*:publish", messages)
+    assert not is_admitted("exchange:review.*:rw", "exchange:rw", messages)
+    assert is_admitted("exchange:review.*:rw", "exchange:rw", pause, topic="review.request")
+    assert not is_admitted("exchange:review.*:rw", "exchange:rw", pause, topic="deploy.request")
+    assert not is_admitted("exchange:review.*:publish", "exchange:*:publish", pause, topic="deploy.request")
+
+
+def test_a_handler_refuses_a_topic_and_names_the_scope_for_it() -> None:
+    admitted = authorize("exchange:review.*:publish", "exchange:*:publish", "/exchange/messages")
+    assert isinstance(admitted, Request)
+    require_topic(admitted, "review.request", "publish")
+    with pytest.raises(HTTPError) as refused:
+        require_topic(admitted, "deploy.request", "publish")
+    assert refused.value.response.status == 403
+    body = refused.value.response.body
+    assert isinstance(body, bytes)
+    assert b"Required scope: exchange:*:publish or exchange:deploy.request:publish." in body
