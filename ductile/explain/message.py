@@ -19,8 +19,10 @@ from ductile.explain.reason import AnyReasonView, Reason
 from ductile.ledger.exchange.message_facts import MAX_AHEAD, MessageFacts, claimed_topics, message_facts
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
+from ductile.ledger.tables.journal import JournalEntry
 
-PURGED, LATE, REFUSED = "message.purged", "message.late", "message.refused"
+PURGED, DEAD, REQUEUED = "message.purged", "message.dead", "message.requeued"
+LATE, REFUSED = "message.late", "message.refused"
 DECIDED = {
     MessageState.COMPLETED: "completed",
     MessageState.FAILED: "failed",
@@ -217,23 +219,29 @@ def _decided(facts: MessageFacts) -> Reason:
 
 
 def _dead(facts: MessageFacts) -> Reason:
-    purged = next((row for row in reversed(facts.journal) if row.kind == PURGED), None)
-    last = facts.last_claim
-    if purged is not None or last is None:
-        about = {"at": to_text(purged.at), "by": purged.actor} if purged else {"at": None, "by": None}
+    end, last = _last_entry(facts, PURGED, DEAD), facts.last_claim
+    if last is None or (end is not None and end.kind == PURGED):
+        about = {"at": to_text(end.at), "by": end.actor} if end else {"at": None, "by": None}
         return Reason("message_purged", {**about, "topic": facts.message.topic})
     letter = {"dead_letter_id": last.follow_up_id, "dead_letter_topic": facts.follow_up_topic}
     return Reason("dead", {"deliveries": last.delivery, **letter})
 
 
 def _returned(facts: MessageFacts) -> Iterator[Reason]:
-    """Yield the deliveries that decided nothing: all of a dead message, the last one of an open message."""
+    """Yield what happened to an open message before, and each delivery of a dead message."""
+    requeued = _last_entry(facts, REQUEUED)
+    if requeued is not None and facts.state.is_open:
+        yield Reason("requeued", {"at": to_text(requeued.at), "by": requeued.actor, "was": requeued.data.get("from")})
     returned = [claim for claim in facts.claims if claim.status in (ClaimStatus.EXPIRED, ClaimStatus.RELEASED)]
     if facts.state is not MessageState.DEAD:
         returned = returned[-1:] if facts.state.is_open else []
     for claim in returned:
         about = {"delivery": claim.delivery, "ended_at": to_text_or_none(claim.completed_at), "reason": claim.reason}
         yield Reason("returned", {**about, "status": claim.status, **_worker(claim)})
+
+
+def _last_entry(facts: MessageFacts, *kinds: str) -> JournalEntry | None:
+    return next((row for row in reversed(facts.journal) if row.kind in kinds), None)
 
 
 def _from_journal(facts: MessageFacts) -> Iterator[Reason]:

@@ -487,7 +487,7 @@ def _topic_paused(data: Data) -> str:
 
 def _topic_unknown(data: Data) -> str:
     similar = f" Workers claim from {data['similar']}." if data.get("similar") else ""
-    return f"No worker has ever claimed a message of topic {data['topic']}.{similar}"
+    return f"No worker has ever claimed a message of topic {data['topic']}. Its messages are only read.{similar}"
 
 
 def _ready_no_worker(data: Data) -> str:
@@ -584,6 +584,7 @@ MESSAGES: Mapping[str, Sentence] = {
     "timed_out": _decided("reported a timeout"),
     "dead": _dead,
     "message_purged": _message_purged,
+    "requeued": lambda data: f"The message was {data['was']}. {data['by']} requeued it {_when(data, 'at')}.",
     "returned": _returned,
     "late": _late,
     "follow_up_refused": "The follow-up on topic {topic} was not published ({refused}). The claim ended without it.",

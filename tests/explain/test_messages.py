@@ -12,6 +12,8 @@ from ductile.core.message import ClaimStatus, Message, MessageUnknown, TopicRule
 from ductile.explain.message import MessageExplanation, explain_message
 from ductile.explain.reason import Reason
 from ductile.explain.sentences import MESSAGES, sentence
+from ductile.ledger.exchange import operate
+from ductile.ledger.exchange.claim import set_job
 from ductile.ledger.exchange.message_facts import MAX_CLAIMS_OF_MESSAGE
 from ductile.ledger.storage.connections import transaction
 from tests.ledger.conftest import START, db, path
@@ -94,7 +96,7 @@ def test_a_message_behind_others_without_workers_has_no_estimate(exchange: Excha
 def test_a_pause_of_the_topic_is_the_only_reason(exchange: ExchangeDriver, path: Path) -> None:
     message = exchange.publish()
     with transaction(exchange.db):
-        exchange.db.execute("INSERT INTO topic_pauses VALUES (?, 'migration', '2026-02-08T09:00:00.000000Z')", (TOPIC,))
+        operate.pause_topic(exchange.db, TOPIC, "migration", now=exchange.now, actor=BOB)
     found = explain(exchange, path, message, waiting_workers=3)
     assert (the_reason(found).code, the_reason(found).data["reason"]) == ("topic_paused", "migration")
     assert found.next_commands == (f"ductile exchange resume {TOPIC}",)
@@ -135,7 +137,7 @@ def test_a_message_of_a_consumer_names_its_job(exchange: ExchangeDriver, path: P
     message = exchange.publish()
     ((one),) = exchange.claim(lease=None)
     with transaction(exchange.db):
-        exchange.db.execute("UPDATE claims SET job_id = 'job-1' WHERE id = ?", (one.claim.id,))
+        set_job(exchange.db, one.claim.id, "job-1")
     found = explain(exchange, path, message)
     assert (the_reason(found).code, the_reason(found).data["job_id"]) == ("claimed_by_run", "job-1")
     assert found.next_commands == ("ductile job why job-1",)
@@ -172,6 +174,31 @@ def test_an_expired_message_that_is_ready_again_has_its_last_delivery(exchange: 
     message = exchange.publish()
     exchange.expire(exchange.claim_one().id)
     assert codes(explain(exchange, path, message)) == ["ready_no_worker", "returned"]
+
+
+def test_a_purged_message_names_who_purged_it(exchange: ExchangeDriver, path: Path) -> None:
+    """Also after a delivery; not after it was requeued and has died of its deliveries."""
+    exchange.topics[TOPIC] = TopicRules(max_deliveries=1)
+    message = exchange.publish()
+    exchange.release(exchange.claim_one().id, uncounted=True)
+    with transaction(exchange.db):
+        operate.purge(exchange.db, TOPIC, now=exchange.now, actor=BOB)
+    reason = explain(exchange, path, message).reasons[0]
+    assert (reason.code, reason.data["by"]) == ("message_purged", BOB)
+    with transaction(exchange.db):
+        operate.requeue(exchange.db, message.id, now=exchange.now, actor=BOB)
+    exchange.expire(exchange.claim_one().id)
+    assert codes(explain(exchange, path, message))[0] == "dead"
+
+
+def test_a_requeued_message_names_its_state_before(exchange: ExchangeDriver, path: Path) -> None:
+    message = exchange.publish()
+    exchange.end(exchange.claim_one().id, ClaimStatus.FAILED, topic=None)
+    with transaction(exchange.db):
+        operate.requeue(exchange.db, message.id, now=exchange.now, actor=BOB)
+    found = explain(exchange, path, message)
+    assert codes(found) == ["ready_no_worker", "requeued"]
+    assert (found.reasons[1].data["was"], found.reasons[1].data["by"]) == ("failed", BOB)
 
 
 def test_the_result_of_a_late_worker_is_a_reason(exchange: ExchangeDriver, path: Path) -> None:
