@@ -3,7 +3,7 @@
 Takes facts of the ledger and returns a value. Only a running service knows which workers wait; it passes their number.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -13,12 +13,13 @@ from attrs import evolve, frozen
 from ductile.core.clock import to_text, to_text_or_none
 from ductile.core.errors import closest_name
 from ductile.core.formats.json_schema import Count, Ordinal, Timestamp
+from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.message import Claim, ClaimStatus, MessageState, MessageUnknown
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import AnyReasonView, Reason
-from ductile.ledger.exchange.message_facts import MAX_AHEAD, MessageFacts, claimed_topics, message_facts
+from ductile.ledger.exchange.message_facts import MAX_AHEAD, RECENT_CLAIMS, MessageFacts, claimed_topics, message_facts
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import journal, snapshots
 from ductile.ledger.tables.journal import JournalEntry
 
 PURGED, DEAD, REQUEUED = "message.purged", "message.dead", "message.requeued"
@@ -108,7 +109,12 @@ def explain_message(
     topics = claimed_topics(db) if facts.topic.last_claim is None else []
     found = [
         *([] if has_service(ledger) or not facts.state.is_open else [Reason("service_down")]),
-        *message_reasons(facts, waiting_workers=waiting_workers, claimed_topics=topics),
+        *message_reasons(
+            facts,
+            waiting_workers=waiting_workers,
+            claimed_topics=topics,
+            consumer=_consumer_of(db, facts.message.topic),
+        ),
     ]
     return MessageExplanation(
         message_id=facts.message.id,
@@ -122,13 +128,20 @@ def explain_message(
 
 
 def message_reasons(
-    facts: MessageFacts, *, waiting_workers: int | None, claimed_topics: Iterable[str] = ()
+    facts: MessageFacts,
+    *,
+    waiting_workers: int | None,
+    claimed_topics: Iterable[str] = (),
+    consumer: Mapping[str, Any] | None = None,
 ) -> list[Reason]:
     """Return why the message is in its state, the most important reason first; at least one.
 
-    `claimed_topics` are other topics that have workers, to find a misspelled one.
+    `claimed_topics` are other topics that have workers, to find a misspelled one. `consumer` is the configured consumer
+    of the topic.
     """
     match facts.state:
+        case MessageState.READY if consumer and facts.topic.paused_at is None:
+            found = [_consumer_reason(facts, consumer)]
         case MessageState.READY:
             found = _ready_reasons(facts, waiting_workers, claimed_topics)
         case MessageState.DELAYED:
@@ -164,6 +177,24 @@ def _ready_reasons(facts: MessageFacts, waiting_workers: int | None, claimed_top
     if has_workers or facts.ahead:
         found.append(Reason("ready_behind", _place(facts, waiting_workers, has_workers=has_workers)))
     return found
+
+
+def _consumer_reason(facts: MessageFacts, consumer: Mapping[str, Any]) -> Reason:
+    kind = next((kind for kind in ("plugin", "pipeline", "event") if consumer.get(kind)), "")
+    runs, limit = facts.topic.active_claims, consumer.get("max_open")
+    data = {"topic": facts.message.topic, "ahead": facts.ahead, "open_runs": runs, "max_open": limit}
+    is_full = isinstance(limit, int) and runs >= min(limit, RECENT_CLAIMS)
+    return Reason(
+        "consumer_full" if is_full else "ready_for_consumer", {**data, "starts": f"{kind} {consumer.get(kind)}"}
+    )
+
+
+def _consumer_of(db: Db, topic: str) -> Mapping[str, Any] | None:
+    """Return the consumer of the topic in the configuration that was loaded last."""
+    last = snapshots.newest(db)
+    section = load_stored_object(last.sanitized_config if last else None).get("exchange") or {}
+    consumers = section.get("consumers") or () if section.get("enabled", True) else ()
+    return next((one for one in consumers if one.get("topic") == topic), None)
 
 
 def _place(facts: MessageFacts, waiting_workers: int | None, *, has_workers: bool) -> dict[str, Any]:
@@ -301,6 +332,8 @@ def _next_commands(facts: MessageFacts, reason: Reason) -> list[str]:
         "topic_unknown_to_workers": run,
         "ready_no_worker": run,
         "ready_behind": ["ductile exchange topics"],
+        "consumer_full": ["ductile job list"],
+        "ready_for_consumer": ["ductile config check"],
         "waits_for_key": [f"ductile exchange why {facts.key_holder}"] if facts.key_holder else [],
         "claimed_by_run": [f"ductile job why {reason.data.get('job_id')}"],
         "dead": [f"ductile exchange requeue {message.id}"],

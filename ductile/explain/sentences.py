@@ -573,6 +573,11 @@ MESSAGES: Mapping[str, Sentence] = {
     "topic_unknown_to_workers": _topic_unknown,
     "ready_no_worker": _ready_no_worker,
     "ready_behind": _ready_behind,
+    "consumer_full": lambda data: (
+        f"The consumer of topic {data['topic']} has {_count(data['open_runs'], 'open run')} ({data['starts']}). "
+        f"The limit is {data['max_open']} (max_open)."
+    ),
+    "ready_for_consumer": "Nothing blocks the message. The consumer of topic {topic} starts {starts} for it.",
     "delayed": _delayed_message,
     "waits_for_key": _waits_for_key,
     "claimed": _claimed,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ductile.core.formats import strict_json
 from ductile.core.instance.lock import instance_lock
 from ductile.core.message import ClaimStatus, Message, MessageUnknown, TopicRules
 from ductile.explain.message import MessageExplanation, explain_message
@@ -16,6 +17,8 @@ from ductile.ledger.exchange import operate
 from ductile.ledger.exchange.claim import set_job
 from ductile.ledger.exchange.message_facts import MAX_CLAIMS_OF_MESSAGE
 from ductile.ledger.storage.connections import transaction
+from ductile.ledger.tables import snapshots
+from ductile.ledger.tables.snapshots import StoredSnapshot
 from tests.ledger.conftest import START, db, path
 from tests.ledger.exchange.conftest import BOB, TOPIC, WORKER, ExchangeDriver, exchange
 
@@ -69,6 +72,24 @@ def test_a_worker_that_waits_counts_before_its_first_claim(exchange: ExchangeDri
     message = exchange.publish()
     assert codes(explain(exchange, path, message, waiting_workers=1)) == ["ready_behind"]
     assert codes(explain(exchange, path, message, waiting_workers=0)) == ["topic_unknown_to_workers"]
+
+
+def test_a_message_of_a_consumer_waits_for_its_open_runs(exchange: ExchangeDriver, path: Path) -> None:
+    """The configuration that was loaded last has the consumer."""
+    config = strict_json.dumps({"exchange": {"consumers": [{"topic": TOPIC, "pipeline": "deploy", "max_open": 1}]}})
+    loaded = StoredSnapshot(
+        id="cfg_1", config_hash="a", loaded_at=exchange.now, reason="startup", sanitized_config=config
+    )
+    with transaction(exchange.db):
+        snapshots.put(exchange.db, loaded)
+    exchange.publish()
+    message = exchange.publish()
+    assert the_reason(explain(exchange, path, message)).words == (
+        f"Nothing blocks the message. The consumer of topic {TOPIC} starts pipeline deploy for it."
+    )
+    exchange.claim(lease=None)
+    reason = the_reason(explain(exchange, path, message))
+    assert (reason.code, reason.data["open_runs"], reason.data["max_open"]) == ("consumer_full", 1, 1)
 
 
 def test_a_message_behind_others_has_its_place_and_an_estimate(exchange: ExchangeDriver, path: Path) -> None:
