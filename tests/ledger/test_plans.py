@@ -9,9 +9,25 @@ from typing import Any
 
 import pytest
 
+from ductile.core.statuses import MessageState
 from ductile.ledger.admin import job_actions, retention, service_log
-from ductile.ledger.completion import finish, quarantine, record
-from ductile.ledger.exchange import message_facts
+from ductile.ledger.completion import finish as finish_jobs
+from ductile.ledger.completion import quarantine, record
+from ductile.ledger.exchange import claim as claim_messages
+from ductile.ledger.exchange import (
+    conversations,
+    finish,
+    lanes,
+    message_facts,
+    message_list,
+    operate,
+    publish,
+    topics,
+    tracking,
+)
+from ductile.ledger.exchange import retention as message_retention
+from ductile.ledger.exchange import rows as message_rows
+from ductile.ledger.exchange.message_list import MessageFilter
 from ductile.ledger.jobs import dedupe, enqueue, joins, rows, schedule_jobs, tree_counters
 from ductile.ledger.queue import claim, recover
 from ductile.ledger.reports import (
@@ -41,13 +57,12 @@ MODULES = (
     enqueue,
     event_lineage,
     facts,
-    finish,
+    finish_jobs,
     job_actions,
     job_details,
     job_stats,
     joins,
     journal,
-    message_facts,
     quarantine,
     queue_status,
     deliveries,
@@ -64,8 +79,20 @@ MODULES = (
     tree_counters,
     trees,
     wait_reasons,
+    claim_messages,
+    conversations,
+    finish,
+    lanes,
+    message_facts,
+    message_list,
+    message_retention,
+    message_rows,
+    operate,
+    publish,
+    topics,
+    tracking,
 )
-SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot", "token_uses")
+SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot", "token_uses", "topic_pauses")
 ALLOWED = {
     "SCAN json_each VIRTUAL TABLE INDEX 1:": "a list that the caller passed",
     "SCAN json_each VIRTUAL TABLE INDEX 3:": "the list in one row",
@@ -79,13 +106,16 @@ ALLOWED = {
     "SCAN job_queue USING INDEX job_queue_roots": "the newest row, with a limit",
     "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
     "SCAN sqlite_sequence": "one row per table",
+    "SCAN claims USING INDEX claims_active": "only active claims are in it",
+    "SCAN ready": "one row per topic",
+    "SCAN known": "one row per topic",
 }
 
 
 def statements(modules: tuple[ModuleType, ...]) -> dict[str, str]:
     """Return the SQL constants of the modules by name."""
     return {
-        f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
+        f"{module.__name__.removeprefix('ductile.ledger.')}.{name}": text
         for module in modules
         for name, text in vars(module).items()
         if isinstance(text, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", text)
@@ -148,6 +178,19 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (service_log.CONFIG_IN_USE, "journal_of_service (kind=?)"),
         (queue_status.QUEUED_WORK, "job_queue_by_actor (actor=?)"),
         (job_actions.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),
+        (claim_messages.OLDEST_READY, "deliveries_lanes (lane=?)"),
+        (claim_messages.WAKE_DUE, "deliveries_delayed (available_at<?)"),
+        (claim_messages.WAKE_AFTER_CLOCK_JUMP, "deliveries_delayed_since (delayed_at>?)"),
+        (claim_messages.ACTIVE_CLAIMS, "claims_active"),
+        (finish.HOLDER, "claims_active (message_id=?)"),
+        (lanes.FREE_NEXT, "deliveries_keys (topic=? AND ordering_key=?)"),
+        (publish.KEY_IS_OPEN, "deliveries_keys (topic=? AND ordering_key=?)"),
+        (publish.COUNT_UNCLAIMED, "deliveries_unclaimed (topic=?)"),
+        (conversations.LAST_REPLY, "messages_by_conversation (conversation_id=? AND seq>?)"),
+        (message_retention.SCAN, "messages_by_age (created_at>? AND created_at<?)"),
+        (message_rows.CLAIM_OF_JOB, "claims_by_job (job_id=?)"),
+        (operate.UNCLAIMED, "deliveries_unclaimed (topic=?)"),
+        (tracking.TRACKED, "tracked_conversations_open (tracked_by=?)"),
     ],
 )
 def test_each_query_uses_its_index(db: sqlite3.Connection, statement: str, index: str) -> None:
@@ -200,6 +243,26 @@ def test_lists_of_runs_are_read_in_order_from_an_index(db: sqlite3.Connection, w
         assert any("job_queue_roots" in step or "job_queue_by_plugin (plugin=?" in step for step in steps), steps
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (MessageFilter(topics=("a",)), "messages_by_topic (topic=? AND seq>? AND seq<?"),
+        (MessageFilter(topics=("a.*",)), "SEARCH messages USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        (MessageFilter(conversation_id="c"), "messages_by_conversation (conversation_id=? AND seq>? AND seq<?"),
+        (MessageFilter(parent_id="p"), "messages_by_parent (parent_id=? AND seq>? AND seq<?"),
+        (MessageFilter(state=MessageState.READY), "SEARCH deliveries USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        (MessageFilter(state=MessageState.DEAD), "SEARCH messages USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+    ],
+)
+def test_lists_of_messages_are_read_in_order_from_an_index(
+    db: sqlite3.Connection, wanted: MessageFilter, expected: str
+) -> None:
+    for before in (None, message_list.NEWEST):
+        for steps in plans_of(db, lambda before=before: message_list.list_messages(db, wanted, before=before)):  # type: ignore[misc]
+            assert any(expected in step for step in steps), steps
+            assert len([step for step in steps if "TEMP B-TREE" in step]) <= 1, steps
+
+
 def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:
     """Indexes have all jobs of a plugin and those that did not succeed. Only open jobs are read."""
     expected = ["job_queue_by_plugin (plugin=?", "job_queue_by_status (status=?", "job_queue_unusual (plugin=?"]
@@ -223,7 +286,7 @@ def test_the_index_of_an_older_ledger_is_used(db: sqlite3.Connection, status: st
 
 def test_no_change_of_a_job_builds_a_temporary_table(db: sqlite3.Connection) -> None:
     """SQLite builds one for every list of more than two values, also in CHECK constraints and index conditions."""
-    for statement in (enqueue.INSERT_JOB, enqueue.INSERT_PLAIN_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
+    for statement in (enqueue.INSERT_JOB, enqueue.INSERT_PLAIN_JOB, claim.START, finish_jobs.END, attempts.LOG_ATTEMPT):
         program = db.execute(f"EXPLAIN {statement}", (1,) * statement.count("?"))
         assert "OpenEphemeral" not in [row[1] for row in program], statement
 

@@ -150,9 +150,12 @@ ANY_DUE = """
     SELECT EXISTS (SELECT 1 FROM deliveries WHERE available_at <= ? AND waits = 0)
         OR EXISTS (SELECT 1 FROM deliveries WHERE delayed_at > ? AND available_at IS NOT NULL AND waits = 0)
 """
-_WAKE = "UPDATE deliveries SET available_at = NULL, delayed_at = NULL, ready_at = :now, lane = topic"
-WAKE_DUE = f"{_WAKE} WHERE available_at <= :due AND waits = 0 RETURNING topic"
-WAKE_AFTER_CLOCK_JUMP = f"{_WAKE} WHERE delayed_at > :due AND available_at IS NOT NULL AND waits = 0 RETURNING topic"
+_READY = "available_at = NULL, delayed_at = NULL, ready_at = :now, lane = topic"
+WAKE_DUE = f"UPDATE deliveries SET {_READY} WHERE available_at <= :due AND waits = 0 RETURNING topic"
+WAKE_AFTER_CLOCK_JUMP = f"""
+    UPDATE deliveries SET {_READY}
+     WHERE delayed_at > :due AND available_at IS NOT NULL AND waits = 0 RETURNING topic
+"""
 
 
 def wake_due(db: Db, *, now: datetime) -> list[str]:

@@ -29,7 +29,6 @@ MAX_SCANNED = 5_000
 """Rows that one page reads to find matches."""
 MAX_PAGE_BYTES = 16 << 20
 """A page ends after the body that exceeds this."""
-MAX_COUNTED = 10_000
 
 
 @frozen(kw_only=True)
@@ -97,24 +96,20 @@ def list_messages(
 
 
 _OPEN = (MessageState.READY, MessageState.DELAYED, MessageState.WAITING, MessageState.CLAIMED)
-_SCAN = """
-    SELECT message.seq, message.topic, {state}
-      FROM (SELECT seq FROM {source} WHERE {condition} AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?) AS scanned
-      CROSS JOIN messages AS message ON message.seq = scanned.seq
-      LEFT JOIN deliveries AS delivery ON delivery.seq = message.seq
-     ORDER BY message.seq {order}
-"""
 
 
 def _scan(db: Db, wanted: MessageFilter, after: int, before: int | None) -> list[tuple[int, str, str | None]]:
     """Read the next rows that may match, from the narrowest index."""
     source, condition, values = _source(wanted)
-    statement = _SCAN.format(
-        source=source,
-        condition=condition,
-        state=STATE if wanted.state else "NULL",
-        order="ASC" if before is None else "DESC",
-    )
+    order, state = "ASC" if before is None else "DESC", STATE if wanted.state else "NULL"
+    statement = f"""
+        SELECT message.seq, message.topic, {state}
+          FROM (SELECT seq FROM {source} WHERE {condition} AND seq > ? AND seq < ?
+                 ORDER BY seq {order} LIMIT ?) AS scanned
+         CROSS JOIN messages AS message ON message.seq = scanned.seq
+          LEFT JOIN deliveries AS delivery ON delivery.seq = message.seq
+         ORDER BY message.seq {order}
+    """
     last = NEWEST if before is None else before
     return db.execute(statement, (*values, after, last, MAX_SCANNED)).fetchall()
 
@@ -203,23 +198,6 @@ def _delivery(db: Db, message: Message) -> OpenDelivery | None:
         last_reason=last_reason,
         key_holder=holder[0] if holder else None,
     )
-
-
-AHEAD = "SELECT COUNT(*) FROM (SELECT 1 FROM deliveries WHERE lane = ? AND seq < ? LIMIT ?)"
-
-
-def count_ready_before(db: Db, message: Message) -> int:
-    """Count the ready messages of the topic that are delivered before this one, at most 10,000."""
-    count: int = db.execute(AHEAD, (message.topic, message.seq, MAX_COUNTED)).fetchone()[0]
-    return count
-
-
-RECENT_CLAIMS = f"SELECT {CLAIM_COLUMNS} FROM claims WHERE topic = ? ORDER BY seq DESC LIMIT ?"
-
-
-def recent_claims(db: Db, topic: str, *, limit: int = 100) -> list[Claim]:
-    """Return the latest claims of a topic, newest first. None means that no worker has claimed from it."""
-    return [claim_from_row(row) for row in db.execute(RECENT_CLAIMS, (topic, limit))]
 
 
 def _messages(rows: Sequence[tuple[Any, ...]]) -> tuple[Message, ...]:

@@ -123,6 +123,13 @@ def test_an_invalid_configuration_degrades_the_status(run: Run, installed: Path)
 # ── selfcheck ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+A_MESSAGE = (
+    "INSERT INTO messages (seq, id, topic, created_at, conversation_id, ordering_key, published_by, body)"
+    " VALUES (1, 'm', 'a', '', 'm', 'k', 't', '')"
+)
+A_DELIVERY = (
+    "INSERT INTO deliveries (seq, message_id, topic, lane, ready_at, ordering_key) VALUES (1, 'm', 'a', 'a', '', 'k')"
+)
 BROKEN = [
     ("trees_counted", (A_JOB, "UPDATE job_queue SET open_jobs = 2, tree_jobs = 2")),
     ("trees_closed", (A_JOB, "UPDATE job_queue SET tree_completed_at = created_at")),
@@ -130,7 +137,17 @@ BROKEN = [
     ("contexts_kept", (A_JOB, "UPDATE job_queue SET event_context_id = 'gone'")),
     ("endings_logged", (A_JOB, "UPDATE job_queue SET status = 'dead', started_at = created_at, lane = NULL,"
                         " completed_at = created_at, open_jobs = 0, tree_completed_at = created_at")),
+    ("deliveries_rooted", (A_MESSAGE, A_DELIVERY, "UPDATE deliveries SET topic = 'b', lane = 'b'")),
+    ("claims_delivered", (A_MESSAGE, A_DELIVERY, "UPDATE deliveries SET lane = NULL, claim_id = 'none'")),
+    ("keys_ordered", (A_MESSAGE, A_DELIVERY, "UPDATE deliveries SET lane = NULL, waits = 1")),
+    ("messages_decided", (A_MESSAGE,
+                          "INSERT INTO journal (at, kind, message_id) VALUES ('', 'message.published', 'm')")),
+    ("follow_ups_kept", (A_MESSAGE, A_DELIVERY,
+                         "INSERT INTO claims (id, message_id, topic, worker_group, worker_instance_id, claimed_at,"
+                         " status, completed_at, delivery, claimed_by, follow_up_id)"
+                         " VALUES ('c', 'm', 'a', 'g', 'i', '', 'completed', '', 1, 'w', 'gone')")),
     ("db_schema", ("DROP INDEX job_queue_lanes",)),
+    ("db_schema", ("DROP TRIGGER messages_never_change",)),
     ("db_schema", ("DROP VIEW job_attempts",)),
 ]  # fmt: skip
 

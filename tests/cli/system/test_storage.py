@@ -1,5 +1,6 @@
 """`ductile system storage`, `plugin-facts` and `scheduler`."""
 
+import json
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -43,13 +44,14 @@ def test_storage_shows_size_growth_and_largest_jobs(run: Run, installed: Path) -
 def test_the_growth_of_a_table_is_measured_over_its_retention(run: Run, installed: Path) -> None:
     now = datetime.now(UTC)
     journal = "INSERT INTO journal (at, kind) VALUES (?, 'x')"
+    exchange = {"retention": "5d", "topics": {"a": {"retention": "9d"}, "b": {"ordered": True}}}
     job = A_JOB.replace("'j'", "?").replace("?, 'echo'", "?1, 'echo'").replace("?, 1, 1", "?1, 1, 1")
     with closing(sqlite3.connect(ledger_of(installed))) as db, db:
         db.execute(journal, (to_text(now - timedelta(days=6)),))
         db.execute(
             "INSERT INTO config_snapshots (id, config_hash, reason, loaded_at, sanitized_config) VALUES"
-            " ('c', 'h', 'start', ?, '{\"service\": {\"job_queue_retention\": \"1d\"}}')",
-            (to_text(now),),
+            " ('c', 'h', 'start', ?, ?)",
+            (to_text(now), json.dumps({"service": {"job_queue_retention": "1d"}, "exchange": exchange})),
         )
         for number in range(240):
             db.execute(job, (f"job-{number}",))
@@ -58,6 +60,8 @@ def test_the_growth_of_a_table_is_measured_over_its_retention(run: Run, installe
 
     (queue,) = [table for table in report["tables"] if table["name"] == "job_queue"]
     assert (queue["rows_per_day"], queue["kept_days"]) == (240.0, 1.0)
+    kept = {table["name"]: table["kept_days"] for table in report["tables"]}
+    assert (kept["messages"], kept["claims"]) == (9.0, 9.0)
     assert report["forecast"]["bytes"] < report["bytes"] * 1.05
 
 

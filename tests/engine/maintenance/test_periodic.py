@@ -1,13 +1,19 @@
 """Periodic maintenance prunes expired rows, and writes nothing if there are none."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from ductile.core.message import NewMessage, TopicRules
 from ductile.engine.maintenance.periodic import run_maintenance
 from ductile.engine.maintenance.retention_clock import RetentionClock
+from ductile.ledger.exchange.claim import Worker, claim_messages
+from ductile.ledger.exchange.message_list import list_messages
+from ductile.ledger.exchange.publish import publish
+from ductile.ledger.tables import journal
 from tests.engine.builders import snapshot_of
 from tests.engine.scheduler_service import DAY, CountingLedger, SchedulerService, open_scheduler_service
 
@@ -58,6 +64,26 @@ async def test_a_round_uses_the_current_retention(tmp_path: Path, mock_clock: Mo
         service.clock.advance_to(service.clock.now() + 2 * DAY)
         await run_round(mock_clock)
         assert len(service.jobs()) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_round_prunes_conversations_and_journals_unclaimed_messages(
+    tmp_path: Path, mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_scheduler_service(tmp_path, "  echo: {schedules: [{every: 5m}]}") as service:
+        send = partial(publish, actor="test", rules=lambda topic: TopicRules())
+        news = [NewMessage(topic="a.request", body="claimed"), NewMessage(topic="a.request", body="ready")]
+        await service.ledger.write(send, news, now=service.clock.now())
+        worker = Worker(group="g", instance_id="i", actor="test")
+        await service.ledger.write(claim_messages, ["a.request"], worker, lease=None, now=service.clock.now())
+        await service.ledger.write(send, [NewMessage(topic="inbox", body="old")], now=service.clock.now())
+        await start_maintenance(service, nursery)
+        service.clock.advance_to(service.clock.now() + 31 * DAY)
+        await run_round(mock_clock)
+        left = (await service.ledger.read(list_messages)).items
+        assert [item.message.body for item in left] == ["claimed", "ready"]
+        entries = await service.ledger.read(journal.of_message, left[1].message.id)
+        assert [entry.kind for entry in entries] == ["message.unclaimed"]
         nursery.cancel_scope.cancel()
 
 

@@ -109,15 +109,6 @@ def test_details_have_claims_replies_and_what_a_message_waits_for(exchange: Exch
         message_details(exchange.db, "nothing")
 
 
-def test_the_messages_before_one_are_counted(exchange: ExchangeDriver) -> None:
-    messages = [exchange.publish() for _ in range(3)]
-    assert [message_list.count_ready_before(exchange.db, message) for message in messages] == [0, 1, 2]
-    exchange.claim()
-    assert message_list.count_ready_before(exchange.db, messages[2]) == 1
-    (claim,) = message_list.recent_claims(exchange.db, TOPIC)
-    assert claim.message_id == messages[0].id
-
-
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
