@@ -50,6 +50,8 @@ from ductile.engine.maintenance.unrunnable_jobs import count_jobs_to_end, update
 from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.exchange.service import MessageExchange
+from ductile.exchange.timers import ExchangeTimers
 from ductile.ledger.admin import drifted_plugins, service_log
 from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.queue.waits import SERVICE_DOWN, Hold
@@ -239,6 +241,7 @@ async def _run_until_drained(
         metrics=rt.metrics,
     )
     rt.kill_all = ctx.processes.kill_all
+    exchange = await _load_exchange(rt, ledger)
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ctx, name="ledger watch")
         root.start_soon(_serve_reload_requests, rt, ctx, name="reload")
@@ -247,6 +250,7 @@ async def _run_until_drained(
         )
         notifications = NotificationSender(ledger, rt.hub, rt.clock, rt.log, lambda: rt.snapshot)
         root.start_soon(notifications.run, name="notifications")
+        root.start_soon(ExchangeTimers(exchange, rt.log).run, rt.stopping, name="exchange")
         heartbeat = HeartbeatSender(
             lambda: rt.config.settings.heartbeat, partial(_is_healthy, rt, ledger), rt.hub, rt.log
         )
@@ -255,7 +259,7 @@ async def _run_until_drained(
         async with trio.open_nursery() as serving:
             await mark_pending(ledger, rt.snapshot, rt.health)
             serving.start_soon(initialise_plugins, rt.snapshot, rt.health, ctx, rt.stopping, name="plugin init")
-            app_ctx = _app_context(rt, ctx, pause_control)
+            app_ctx = _app_context(rt, ctx, pause_control, exchange)
             addresses = await serving.start(_serve_api, rt, app_ctx, listeners, name="API server")
             if webhook_listeners:
                 more = await serving.start(_serve_webhooks, rt, app_ctx, webhook_listeners, name="webhook server")
@@ -399,7 +403,20 @@ async def _schedule(
         nursery.cancel_scope.cancel()
 
 
-def _app_context(rt: Runtime, ctx: JobContext, pause_control: PausedPlugins) -> AppContext:
+async def _load_exchange(rt: Runtime, ledger: Ledger) -> MessageExchange:
+    """Return the exchange with the claims of an earlier run."""
+    exchange = MessageExchange(
+        ledger=ledger,
+        hub=rt.hub,
+        clock=rt.clock,
+        settings=lambda: rt.config.settings.exchange,
+        is_stopping=rt.stopping.is_set,
+    )
+    await exchange.load()
+    return exchange
+
+
+def _app_context(rt: Runtime, ctx: JobContext, pause_control: PausedPlugins, exchange: MessageExchange) -> AppContext:
     """Return what request handlers can use of the engine."""
     canceller = JobCanceller(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job)
     return AppContext(
@@ -415,6 +432,7 @@ def _app_context(rt: Runtime, ctx: JobContext, pause_control: PausedPlugins) -> 
         cancel=canceller.cancel,
         purge=canceller.purge,
         pause_control=pause_control,
+        exchange=exchange,
         metrics=rt.metrics,
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from ductile.web import metrics, openapi
 from ductile.web.api import (
     catalog,
-    config_view,
     events,
     job_actions,
     jobs,
@@ -19,7 +18,8 @@ from ductile.web.api import (
     tokens,
     topology,
 )
-from ductile.web.api.explanations import audit, journal, pipelines, runs
+from ductile.web.api.exchange import claims, publish
+from ductile.web.api.explanations import audit, config_in_use, journal, pipelines, runs
 from ductile.web.api.explanations import config as config_explanations
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
@@ -46,6 +46,8 @@ def build_api_table(
             *pauses.routes(ctx),
             *purge.routes(ctx),
             *waiting.routes(ctx),
+            *publish.routes(ctx),
+            *claims.routes(ctx),
             *metrics.routes(ctx),
             *tokens.routes(ctx, uses),
             *system.routes(ctx),
@@ -65,7 +67,7 @@ def build_api_table(
             *journal.routes(ctx),
             *config_explanations.routes(ctx),
             *topology.routes(ctx),
-            *config_view.routes(ctx),
+            *config_in_use.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),
         )
     )

@@ -20,6 +20,7 @@ from ductile.core.hub import Hub
 from ductile.core.metrics import Metrics
 from ductile.core.model import FollowUps, is_small_write
 from ductile.core.units import parse_duration
+from ductile.exchange.service import MessageExchange
 from ductile.ledger.admin.pauses import Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
@@ -125,6 +126,7 @@ class AppContext:
     Arguments: plugin (None: all), last queue position, reason, actor.
     """
     pause_control: PauseControl
+    exchange: MessageExchange
     metrics: Metrics = field(factory=Metrics)
     callers: WaitingCallers = field(factory=WaitingCallers)
     held: HeldConnections = field(factory=HeldConnections)

@@ -6,6 +6,7 @@ Gauges are read from the ledger on each request; counters come from the process.
 import os
 import resource
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from attrs import frozen
 from ductile import __version__
 from ductile.core.metrics import BUCKET_BOUNDS, Histogram, Metrics
 from ductile.core.model import Breaker, BreakerState
+from ductile.ledger.exchange.topics import OpenMessages, count_open_messages
 from ductile.ledger.reports import queue_status
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import breakers
@@ -50,7 +52,8 @@ async def metrics(ctx: AppContext, request: Request) -> Response:
     """Return the current metrics."""
     lag = await _loop_lag()
     gauges = await ctx.ledger.read(_read_gauges, ctx)
-    lines = [*_queue_metrics(ctx, gauges), *_meter_metrics(ctx.metrics), *_process_metrics(ctx, lag)]
+    lines = [*_queue_metrics(ctx, gauges), *_meter_metrics(ctx.metrics)]
+    lines += [*_exchange_metrics(ctx, gauges.messages), *_process_metrics(ctx, lag)]
     return Response(headers=(("content-type", MEDIA_TYPE), *SAFE_HEADERS), body="".join(lines).encode())
 
 
@@ -62,6 +65,7 @@ class _LedgerGauges:
     oldest: float
     breakers: list[Breaker]
     schedules: dict[str, int]
+    messages: OpenMessages
 
 
 def _read_gauges(db: Db, ctx: AppContext) -> _LedgerGauges:
@@ -71,10 +75,15 @@ def _read_gauges(db: Db, ctx: AppContext) -> _LedgerGauges:
         counts[entry.status] += 1
     return _LedgerGauges(
         queue=queue_status.queue(db),
-        oldest=max((ctx.clock.now() - oldest).total_seconds(), 0.0) if oldest else 0.0,
+        oldest=_age(ctx, oldest),
         breakers=breakers.all_breakers(db),
         schedules=counts,
+        messages=count_open_messages(db),
     )
+
+
+def _age(ctx: AppContext, since: datetime | None) -> float:
+    return max((ctx.clock.now() - since).total_seconds(), 0.0) if since else 0.0
 
 
 async def _loop_lag() -> float:
@@ -128,6 +137,30 @@ def _meter_metrics(meters: Metrics) -> Iterator[str]:
     yield from format_histograms("ductile_job_run_seconds", "Duration of attempts.", label_by_plugin(meters.running))
     help_text = "Time from enqueue to the first attempt."
     yield from format_histograms("ductile_job_wait_seconds", help_text, label_by_plugin(meters.waiting))
+
+
+def _exchange_metrics(ctx: AppContext, messages: OpenMessages) -> Iterator[str]:
+    meters = ctx.exchange.metrics
+    yield from format_gauge("ductile_exchange_ready", "Messages that wait for a worker.", messages.ready)
+    yield from format_gauge("ductile_exchange_claimed", "Messages that a worker has claimed.", messages.claimed)
+    yield from format_gauge(
+        "ductile_exchange_oldest_ready_seconds",
+        "Age of the oldest message that waits for a worker.",
+        _age(ctx, messages.oldest_ready_at),
+    )
+    yield from format_family(
+        "ductile_exchange_messages_total", "counter", "Published messages.", label_samples(meters.messages, "topic")
+    )
+    yield from format_family(
+        "ductile_exchange_claims_total", "counter", "Ended claims.", label_samples(meters.claims, "topic", "end")
+    )
+    help_text = "Ends of claims that came after the claim had ended."
+    yield from format_family("ductile_exchange_late_total", "counter", help_text, [({}, meters.late)])
+    help_text = "Time from ready to claimed."
+    yield from format_histograms("ductile_exchange_publish_to_claim_seconds", help_text, [({}, meters.claim_waits)])
+    yield from format_gauge(
+        "ductile_exchange_waiting_workers", "Requests that wait for a message.", len(ctx.exchange.waiters)
+    )
 
 
 def _process_metrics(ctx: AppContext, lag: float) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ductile.core.model import Breaker, BreakerChange, BreakerState
 from ductile.core.secret import Secret
 from ductile.engine import breaker
 from ductile.engine.control.pause import PausedPlugins
+from ductile.exchange.service import MessageExchange
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import breakers, journal
@@ -164,6 +165,13 @@ async def receiver(default_snapshot: Snapshot, tmp_path: Path) -> AsyncIterator[
             cancel=lambda *_: pytest.fail("unexpected cancel"),
             purge=lambda *_: pytest.fail("unexpected purge"),
             pause_control=PausedPlugins(ledger, Hub(), clock, {}),
+            exchange=MessageExchange(
+                ledger=ledger,
+                hub=Hub(),
+                clock=clock,
+                settings=lambda: receiver.snapshot.config.settings.exchange,
+                is_stopping=lambda: False,
+            ),
         )
         routes = (*relay_routes(ctx, rejections), *schedules.routes(ctx, breaker.reset))
         receiver.site = Site(

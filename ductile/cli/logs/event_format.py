@@ -40,6 +40,10 @@ _LEVEL_OF = {
         "job.recovered",
         "job.retry_scheduled",
         "job.stale",
+        "message.expired",
+        "message.late",
+        "message.refused",
+        "message.unclaimed",
         "plugin.drifted",
         "queue.held",
         "queue.stuck",
@@ -51,14 +55,38 @@ _LEVEL_OF = {
         "system.recovered",
         "webhook.refused",
     ),
-    "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy", "run.failed"),
+    "error": (
+        "job.failed",
+        "job.quarantined",
+        "job.timed_out",
+        "message.dead",
+        "message.failed",
+        "message.timed_out",
+        "plugin.unhealthy",
+        "run.failed",
+    ),
 }
 """Level → events. Other events are `info`; `debug` events repeat what another event reports."""
 LEVEL_OF: Mapping[str, str] = {name: level for level, names in _LEVEL_OF.items() for name in names}
 
 MAX_VALUE_LENGTH = 200
 _SHOWN_ELSEWHERE = frozenset(
-    {"seq", "at", "job_id", "root_job_id", "plugin", "command", "from", "to", "message", "text", "direct", "status"}
+    {
+        "seq",
+        "at",
+        "message_id",
+        "topic",
+        "job_id",
+        "root_job_id",
+        "plugin",
+        "command",
+        "from",
+        "to",
+        "message",
+        "text",
+        "direct",
+        "status",
+    }
 ) | frozenset({"backoff_schedule", "retry_policy_owner", "plugin_retry_field", "retry_count", "max_retries"})
 
 
@@ -77,7 +105,13 @@ def event_line(event: Mapping[str, Any]) -> str:
     name, data = str(event["event"]), event["data"]
     level = level_of(name)
     shown = terminal.state(level) + " " * (len("error") - len(level))
-    parts = (moment(event["at"]), shown, plain(name), subject(data), plain(str(data.get("job_id") or "")))
+    parts = (
+        moment(event["at"]),
+        shown,
+        plain(name),
+        subject(data),
+        plain(str(data.get("message_id") or data.get("job_id") or "")),
+    )
     return "  ".join(part for part in (*parts, details(data)) if part)
 
 
@@ -87,7 +121,9 @@ def moment(at: str) -> str:
 
 
 def subject(data: Mapping[str, Any]) -> str:
-    """Return `plugin.command`, or the part of it that the event has."""
+    """Return `plugin.command`, or the part of it that the event has; the topic of a message."""
+    if "topic" in data:
+        return plain(str(data["topic"]))
     return plain(".".join(str(data[name]) for name in ("plugin", "command") if data.get(name)))
 
 

@@ -90,3 +90,23 @@ def _count_waiting(db: Db, topic: str) -> TopicReport:
         oldest_ready_at=from_text_or_none(oldest),
         last_claimed_at=from_text(last[0]) if last else None,
     )
+
+
+@frozen(kw_only=True)
+class OpenMessages:
+    """The open messages of all topics together."""
+
+    ready: int
+    claimed: int
+    oldest_ready_at: datetime | None
+
+
+READY = f"SELECT COUNT(*), MIN(ready_at) FROM deliveries {using('deliveries_lanes')} WHERE lane IS NOT NULL"
+ACTIVE = f"SELECT COUNT(*) FROM claims {using('claims_active')} WHERE status = 'active'"
+
+
+def count_open_messages(db: Db) -> OpenMessages:
+    """Count the ready and the claimed messages."""
+    ready, oldest = db.execute(READY).fetchone()
+    (claimed,) = db.execute(ACTIVE).fetchone()
+    return OpenMessages(ready=ready, claimed=claimed, oldest_ready_at=from_text_or_none(oldest))

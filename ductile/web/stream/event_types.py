@@ -53,6 +53,19 @@ UNCHANGED = frozenset(
         "job.stale",
         "job.transition",
         "job.waiting",
+        "message.claimed",
+        "message.completed",
+        "message.dead",
+        "message.expired",
+        "message.failed",
+        "message.late",
+        "message.published",
+        "message.purged",
+        "message.refused",
+        "message.released",
+        "message.requeued",
+        "message.timed_out",
+        "message.unclaimed",
         "notification.held",
         "notification.sent",
         "notification.skipped",
@@ -77,6 +90,8 @@ UNCHANGED = frozenset(
         "state.discarded",
         "step.bypassed",
         "token.refused",
+        "topic.paused",
+        "topic.resumed",
         "system.recovered",
         "system.started",
         "system.stopped",
@@ -88,7 +103,7 @@ UNCHANGED = frozenset(
 """Journal kinds that are streamed under their own name, with all their fields."""
 NAMES = frozenset(name for names in MAPPED.values() for name in names) | UNCHANGED
 
-TIME_FIELDS = frozenset({"seq", "at", "next_retry_at", "next_run_at", "slot_at", "since", "until"})
+TIME_FIELDS = frozenset({"seq", "at", "next_retry_at", "next_run_at", "slot_at", "ready_at", "since", "until"})
 ID_FIELDS = frozenset(
     {
         "job_id",
@@ -100,18 +115,25 @@ ID_FIELDS = frozenset(
         "source_event_id",
         "winner",
         "holder",
+        "message_id",
+        "conversation_id",
+        "parent_id",
+        "claim_id",
+        "follow_up_id",
+        "dead_letter_id",
     }
 )
 NAME_FIELDS = frozenset(
     {"plugin", "command", "pipeline", "step_id", "schedule_id", "submitted_by", "actor", "retry_policy_owner"}
-)
+) | frozenset({"topic", "worker_group", "worker_instance_id", "producer", "follow_up_topic", "dead_letter_topic"})
 STATE_FIELDS = frozenset(
     {"from", "to", "status", "outcome", "outcome_code", "state", "previous_state", "decision", "direct", "recovery"}
-)
+) | frozenset({"code", "claim_status", "is_dead_letter", "uncounted"})
 NUMBER_FIELDS = frozenset(
     {"attempt", "attempts", "max_attempts", "retry_count", "max_retries", "recoveries", "failure_count", "job_count"}
 ) | frozenset({"count", "jobs", "pid", "duration_ms", "backoff_ms", "backoff_schedule", "plugin_retry_field"})
-META_FIELDS = TIME_FIELDS | ID_FIELDS | NAME_FIELDS | STATE_FIELDS | NUMBER_FIELDS
+MESSAGE_NUMBERS = frozenset({"delivery", "deliveries", "bytes", "ready", "late_ms", "waited_ms"})
+META_FIELDS = TIME_FIELDS | ID_FIELDS | NAME_FIELDS | STATE_FIELDS | NUMBER_FIELDS | MESSAGE_NUMBERS
 """The fields for callers without the payload scope. Excludes messages, which can quote payload data."""
 # Here `state` is the state of a plugin, which is payload; elsewhere it is the state of a breaker.
 STATE_IS_PAYLOAD = frozenset({"state.discarded"})
@@ -177,7 +199,7 @@ def _row_fields(entry: JournalEntry) -> dict[str, Any]:
     """Return the fields that every event of the row has."""
     row = {"seq": entry.seq, "at": to_text(entry.at)}
     named = {"job_id": entry.job_id, "root_job_id": entry.root_job_id, "plugin": entry.plugin}
-    named["actor"] = entry.actor
+    named |= {"message_id": entry.message_id, "actor": entry.actor}
     return row | {name: value for name, value in named.items() if value is not None}
 
 

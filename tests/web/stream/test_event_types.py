@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ductile
+from ductile.core.statuses import ClaimStatus
 from ductile.ledger.tables.journal import JournalEntry
 from ductile.web.stream.event_types import GAP, MAPPED, NAMES, OPENED, UNCHANGED, events_of
 from tests.web.original_events import FIELDS
@@ -225,7 +226,10 @@ def literal_kinds(call: ast.Call) -> Iterator[str]:
     """Yield the literal kind of `journal.append(db, kind, …)` or `Note(kind=…)`."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     candidates = [keyword.value for keyword in call.keywords if name == "Note" and keyword.arg == "kind"]
-    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "journal.append":
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) in (
+        "journal.append",
+        "journal.append_of_messages",
+    ):
         candidates += call.args[1:2]
     yield from (node.value for node in candidates if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
@@ -233,6 +237,7 @@ def literal_kinds(call: ast.Call) -> Iterator[str]:
 def test_every_journal_kind_is_mapped_or_unchanged() -> None:
     """And every mapped or unchanged kind exists."""
     kinds = set(written_kinds()) - NOT_KINDS
+    kinds |= {f"message.{status}" for status in ClaimStatus if status is not ClaimStatus.ACTIVE}  # how a claim ended
     old = {"job.transition", "job.attempt"}  # written by the migration, in SQL
 
     assert {"job.started", "webhook.refused", "plugin.spawned", "run.ended"} <= kinds

@@ -28,6 +28,7 @@ from ductile.core.errors import LedgerFull
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
 from ductile.engine.control.pause import PausedPlugins
+from ductile.exchange.service import MessageExchange
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal, receipts
 from ductile.ledger.webhooks.deliveries import (
@@ -153,6 +154,13 @@ class WebhookHarness:
             cancel=lambda *_: pytest.fail("unexpected cancel"),
             purge=lambda *_: pytest.fail("unexpected purge"),
             pause_control=PausedPlugins(self.ledger, Hub(), self.clock, {}),
+            exchange=MessageExchange(
+                ledger=self.ledger,
+                hub=Hub(),
+                clock=self.clock,
+                settings=lambda: self.snapshot.config.settings.exchange,
+                is_stopping=lambda: False,
+            ),
         )
         self.site = build_site(ctx, self.rejections, on_fault=lambda error, _: self.faults.append(error))
 
