@@ -33,6 +33,7 @@ from ductile.core.instance.systemd import MAX_STUCK_SECONDS, Notifier
 from ductile.core.instance.threads import run_in_thread
 from ductile.core.logs import Log
 from ductile.core.metrics import Metrics
+from ductile.core.model import PUBLISH, RELAY
 from ductile.engine import breaker
 from ductile.engine.control.cancel import JobCanceller
 from ductile.engine.control.load_config import load_snapshot, log_findings
@@ -50,6 +51,8 @@ from ductile.engine.maintenance.unrunnable_jobs import count_jobs_to_end, update
 from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.exchange.consumers import Consumers
+from ductile.exchange.publish_step import run_publish_step
 from ductile.exchange.service import MessageExchange
 from ductile.exchange.timers import ExchangeTimers
 from ductile.ledger.admin import drifted_plugins, service_log
@@ -227,8 +230,9 @@ async def _run_until_drained(
 ) -> None:
     """Start all tasks, report ready, wait for the stop and drain."""
     pause_control = await PausedPlugins.load(ledger, rt.hub, rt.clock)
+    exchange = await _load_exchange(rt, ledger)
     ctx = JobContext(
-        send_relay=send_job,
+        processless={RELAY: send_job, PUBLISH: partial(run_publish_step, exchange)},
         ledger=ledger,
         hub=rt.hub,
         log=rt.log,
@@ -241,7 +245,6 @@ async def _run_until_drained(
         metrics=rt.metrics,
     )
     rt.kill_all = ctx.processes.kill_all
-    exchange = await _load_exchange(rt, ledger)
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ctx, name="ledger watch")
         root.start_soon(_serve_reload_requests, rt, ctx, name="reload")
@@ -251,6 +254,7 @@ async def _run_until_drained(
         notifications = NotificationSender(ledger, rt.hub, rt.clock, rt.log, lambda: rt.snapshot)
         root.start_soon(notifications.run, name="notifications")
         root.start_soon(ExchangeTimers(exchange, rt.log).run, rt.stopping, name="exchange")
+        root.start_soon(Consumers(exchange=exchange, ctx=ctx).run, name="consumers")
         heartbeat = HeartbeatSender(
             lambda: rt.config.settings.heartbeat, partial(_is_healthy, rt, ledger), rt.hub, rt.log
         )

@@ -18,7 +18,7 @@ from ductile.config.sections.settings import PluginEntry, Service
 from ductile.core.errors import DuctileError, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.model import Budget
-from ductile.pipeline.compile.plan import RELAY, Plans
+from ductile.pipeline.compile.plan import PUBLISH, RELAY, Plans
 from ductile.pipeline.run.route import Routes, RoutingConfig, Target
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
@@ -133,6 +133,8 @@ class Snapshot:
             return Target(configured.entry.retry.max_attempts, notify=configured.entry.notify_on_complete)
         if plugin == RELAY:
             return Target(relay.MAX_ATTEMPTS)
+        if plugin == PUBLISH:
+            return Target()
         # A plugin that failed to load may be fixed, so its jobs wait.
         return Target() if plugin in self.failed_to_load else Target(refused=self.why_unavailable(plugin))
 

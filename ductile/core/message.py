@@ -246,7 +246,12 @@ def default_reply_topics(topic: str) -> ReplyTopics | None:
     name, dot, last = topic.rpartition(".")
     if not (name and dot) or last != "request":
         return None
-    return ReplyTopics(success=f"{name}.done", failure=f"{name}.failed", timeout=f"{topic}{TIMEOUT_SUFFIX}")
+    return ReplyTopics(success=f"{name}.done", failure=f"{name}.failed", timeout=timeout_topic_of(topic))
+
+
+def timeout_topic_of(topic: str) -> str:
+    """Return the default topic of replies of workers that timed out."""
+    return f"{topic}{TIMEOUT_SUFFIX}"
 
 
 def is_topic(text: str) -> bool:

@@ -16,16 +16,16 @@ from ductile.core.statuses import BreakerState as BreakerState
 from ductile.core.statuses import JobStatus as JobStatus
 from ductile.core.statuses import OutcomeCode as OutcomeCode
 
-CORE, RELAY = "core.", "core.relay"
+CORE, RELAY, PUBLISH = "core.", "core.relay", "core.publish"
 HANDLE = "handle"
 """The command that receives an event."""
-RELAY_SLOTS = 16
-"""Relay jobs that may run at the same time. They start no process and take no worker slot."""
+PROCESSLESS_SLOTS: Mapping[str, int] = MappingProxyType({RELAY: 16, PUBLISH: 16})
+"""How many jobs of the core's own plugins may run at the same time. They start no process and take no worker slot."""
 
 
 def is_control_plugin(plugin: str) -> bool:
-    """True for the core's own bookkeeping jobs: starts, switches and joins. A relay is not one: it sends an event."""
-    return plugin.startswith(CORE) and plugin != RELAY
+    """True for the core's own bookkeeping jobs: starts, switches and joins. Relays and messages are not: they run."""
+    return plugin.startswith(CORE) and plugin not in PROCESSLESS_SLOTS
 
 
 NO_DATA: Mapping[str, Any] = MappingProxyType({})

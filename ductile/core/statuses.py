@@ -37,6 +37,8 @@ class OutcomeCode(StrEnum):
 
     ANSWERED_OK = "answered_ok"
     RELAYED = "relayed"
+    PUBLISHED = "published"
+    REPLIED = "replied"
     JOINED = "joined"
     DECIDED = "decided"
     CONDITION_TRUE = "condition_true"
@@ -49,6 +51,8 @@ class OutcomeCode(StrEnum):
     FINAL = "final"
     REFUSED = "refused"
     RELAY_REFUSED = "relay_refused"
+    REPLY_FAILED = "reply_failed"
+    NO_REPLY = "no_reply"
     NOT_JOINED = "not_joined"
     JOIN_TOO_LARGE = "join_too_large"
     TOO_MANY_FOLLOW_UPS = "too_many_follow_ups"

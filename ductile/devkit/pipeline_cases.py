@@ -27,7 +27,7 @@ _EXPECTED_KEYS = ("starts", "status", "path", "steps")
 SUCCESS = {"status": "succeeded"}
 """The default expectation of a case."""
 TRUNCATED = "the run exceeds service.limits.tree_jobs, so it was not completed"
-_RUNS = ("uses", "relay", "route")
+_RUNS = ("uses", "relay", "publish", "route")
 """Kinds of lines that are jobs. The others are decisions and joins."""
 
 

@@ -90,6 +90,17 @@ def complete_without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now:
     return _completion(job, outcome, follow_ups, snapshot)
 
 
+def complete_with_event(job: Job, outcome: Succeeded, event: Event, snapshot: Snapshot, *, now: datetime) -> Completion:
+    """Return the completion of a job that succeeded without a plugin and leads to this event."""
+    ended = ended_of(outcome, str(event.payload.get("result")))
+    try:
+        follow_ups = compute_follow_ups(job, ended, [event], snapshot.routing, now=now)
+    except TooManyFollowUps as error:
+        failed = Failed(str(error), outcome.evidence, OutcomeCode.TOO_MANY_FOLLOW_UPS)
+        return complete_without_run(job, failed, snapshot, now=now)
+    return _completion(job, outcome, follow_ups, snapshot)
+
+
 def _completion(
     job: Job,
     outcome: Outcome,

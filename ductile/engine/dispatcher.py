@@ -104,7 +104,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
             run_id=ctx.run_id,
             free=allowed.free,
             limit=allowed.limit,
-            relays=allowed.relays,
+            processless=allowed.processless,
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
             snapshot_id=snapshot.id,

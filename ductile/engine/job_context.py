@@ -19,8 +19,8 @@ from ductile.ledger.queue.waits import Hold
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.plugin.checked_files import CheckedFiles
 
-RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
-"""Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""
+ProcesslessRun = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
+"""Runs one attempt of a job that needs no process. Returns its completion, or None if the job was queued again."""
 
 LEDGER_RETRY_INTERVAL = 0.5
 """Seconds until a write is repeated after the ledger was busy or full."""
@@ -45,7 +45,8 @@ class JobContext:
     instance: str
     run_id: str
     snapshot: Callable[[], Snapshot]
-    send_relay: RelaySender
+    processless: Mapping[str, ProcesslessRun]
+    """How to run the jobs of the core's own plugins, such as relays."""
     blocked_plugins: Callable[[], Mapping[str, str]] = dict
     """Returns the plugins whose jobs must not start now, each with a code of the reason; `*` stands for all of them."""
     holds: dict[str, Hold] = field(factory=dict)

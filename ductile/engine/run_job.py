@@ -20,7 +20,7 @@ from ductile.core.hub import SCHEDULES
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.threads import run_in_thread_if_large
 from ductile.core.logs import Log
-from ductile.core.model import RELAY, Completion, Dead, Failed, Job, OutcomeCode, Retried, Succeeded
+from ductile.core.model import Completion, Dead, Failed, Job, OutcomeCode, Retried, Succeeded
 from ductile.engine.completion import complete, complete_without_run
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of, signal_runs
 from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
@@ -63,8 +63,8 @@ async def _run_attempt(ctx: JobContext, attempt: Attempt) -> Completion | None:
     if job.attempt == 1 and job.started_at is not None:
         ctx.metrics.observe_wait(job.plugin, (job.started_at - job.created_at).total_seconds())
     try:
-        if job.plugin == RELAY:
-            return await ctx.send_relay(ctx, attempt)
+        if job.plugin in ctx.processless:
+            return await ctx.processless[job.plugin](ctx, attempt)
         return await attempt_job(ctx, attempt)
     except* Exception as errors:
         completion = _internal_error(ctx, attempt, errors.exceptions[0])

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import RELAY, RELAY_SLOTS, Job
+from ductile.core.model import PROCESSLESS_SLOTS, RELAY, Job
 from ductile.engine.process.run import Finished, ProcessControl
 from ductile.engine.process.start import Process, SpawnFailed
 from ductile.ledger.admin.pauses import ALL_PLUGINS
@@ -105,28 +105,29 @@ class RunningJobs:
     def capacity(self, snapshot: Snapshot) -> "Capacity":
         """Return the worker slots that are free under this configuration."""
         taken = [attempt.job.plugin for attempt in self]
-        workers = snapshot.max_workers - sum(plugin != RELAY for plugin in taken)
+        workers = snapshot.max_workers - sum(plugin not in PROCESSLESS_SLOTS for plugin in taken)
         free = _free_slots(snapshot.slots, taken) if workers > 0 else {}
-        # Relay jobs whose instances a reload has removed are claimed only when a worker is free.
-        has_relays = workers > 0 or snapshot.config.settings.instances
-        relays = _free_slots({RELAY: RELAY_SLOTS}, taken) if has_relays else {}
-        return Capacity(free, workers if free else 0, relays)
+        processless = _free_slots(PROCESSLESS_SLOTS, taken)
+        if workers <= 0 and not snapshot.config.settings.instances:
+            # Relay jobs whose instances a reload has removed are claimed only when a worker is free.
+            processless = _exclude(processless, [RELAY])
+        return Capacity(free, workers if free else 0, processless)
 
 
 @frozen(eq=False)
 class Capacity:
-    """Free slots by plugin, the number of free workers, and free slots of relays, which need no worker."""
+    """Free slots by plugin, the number of free workers, and free slots of jobs that need no worker, such as relays."""
 
     free: Mapping[str, int]
     limit: int
-    relays: Mapping[str, int]
+    processless: Mapping[str, int]
 
     def exclude(self, plugins: Collection[str]) -> "Capacity":
         """Return the capacity without these plugins; `*` stands for all of them."""
         if not plugins:
             return self
         free = _exclude(self.free, plugins)
-        return Capacity(free, self.limit if free else 0, _exclude(self.relays, plugins))
+        return Capacity(free, self.limit if free else 0, _exclude(self.processless, plugins))
 
 
 def _free_slots(slots: Mapping[str, int], taken: Collection[str]) -> Mapping[str, int]:

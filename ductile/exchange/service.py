@@ -35,6 +35,7 @@ from ductile.ledger.exchange.claim import ClaimedMessage, Worker, active_claims,
 from ductile.ledger.exchange.finish import Ended, LostClaim, Returned
 from ductile.ledger.exchange.publish import Published, publish
 from ductile.ledger.exchange.rows import require_claim
+from ductile.ledger.exchange.waiting_steps import waiting_steps
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
@@ -76,6 +77,8 @@ class MessageExchange:
     metrics: ExchangeMetrics = field(factory=ExchangeMetrics)
     leases: Leases = field(factory=Leases)
     waiters: TopicWaiters = field(factory=TopicWaiters)
+    awaited: dict[str, set[str]] = field(factory=dict)
+    """Conversation → the jobs of pipeline steps that wait for a reply in it."""
     _refused_at: dict[tuple[str, str | None, str], float] = field(factory=dict)
     on_deadline: Callable[[float], None] = lambda _deadline: None
     """Receives each new deadline of a lease or delay, on the monotonic clock. Set by the timers."""
@@ -84,6 +87,19 @@ class MessageExchange:
         """Read the active claims of an earlier run. Each has at least RESTART_LEASE left."""
         claims = await self.ledger.read(active_claims)
         self.leases.restore(claims, now=self.clock.now(), clock=self.clock.monotonic())
+        for conversation_id, job_id in await self.ledger.read(waiting_steps):
+            self.awaited.setdefault(conversation_id, set()).add(job_id)
+
+    def await_reply(self, conversation_id: str, job_id: str) -> None:
+        """Wake the dispatcher for new messages of this conversation, until `end_wait`."""
+        self.awaited.setdefault(conversation_id, set()).add(job_id)
+
+    def end_wait(self, conversation_id: str, job_id: str) -> None:
+        """The step of this job waits no longer."""
+        jobs = self.awaited.get(conversation_id, set())
+        jobs.discard(job_id)
+        if not jobs:
+            self.awaited.pop(conversation_id, None)
 
     def rules(self, topic: str) -> TopicRules:
         return self.settings().rules_of(topic)
@@ -218,7 +234,7 @@ class MessageExchange:
         )
 
     async def _end(self, claim_id: str, change: Callable[..., Ended | LostClaim], *, in_thread: bool = False) -> Ended:
-        ended = await self._change(claim_id, change, self._announce_end, in_thread=in_thread)
+        ended = await self._change(claim_id, change, self.announce_end, in_thread=in_thread)
         if isinstance(ended, LostClaim):
             self.metrics.late += 1
         return _held(ended)
@@ -304,6 +320,8 @@ class MessageExchange:
             self.hub.announce(topic_hint(message.topic))
             self.hub.announce(conversation_hint(message.conversation_id))
             self.hub.announce(MESSAGES)
+            if message.conversation_id in self.awaited:
+                self.hub.announce_work()
 
     def wake(self, topics: Iterable[str]) -> None:
         """Wake one worker for each ready message, given by its topic."""
@@ -316,7 +334,8 @@ class MessageExchange:
         if shortest is not None:
             self._note_deadline(shortest)
 
-    def _announce_end(self, ended: Ended) -> None:
+    def announce_end(self, ended: Ended) -> None:
+        """Count the end of a claim, and wake the workers and readers of what it has published."""
         self.leases.end(ended.claim.id)
         if not ended.is_repeat:
             self.metrics.count_end(ended.claim.topic, ended.claim.status)

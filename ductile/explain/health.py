@@ -14,7 +14,7 @@ from attrs import field, frozen
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import OPEN
 from ductile.core.formats.stored_json import load_stored_object
-from ductile.core.model import RELAY, Breaker, BreakerState
+from ductile.core.model import PROCESSLESS_SLOTS, Breaker, BreakerState
 from ductile.explain.reason import Reason, ReasonView
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin, all_drifted
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause, all_pauses
@@ -201,8 +201,8 @@ def read_health_facts(
     )
     drifted = tuple(one for name, one in all_drifted(db).items() if is_running and name in plugins)
     blocked = {*(pause.plugin for pause in pauses), *(name for name, _ in unhealthy), *(one.plugin for one in drifted)}
-    claimable = [] if ALL_PLUGINS in blocked or not is_running else sorted({*plugins, RELAY} - blocked)
-    failing = (failures_since_success(db, name) for name in sorted({*plugins, RELAY}))
+    claimable = [] if ALL_PLUGINS in blocked or not is_running else sorted({*plugins, *PROCESSLESS_SLOTS} - blocked)
+    failing = (failures_since_success(db, name) for name in sorted({*plugins, *PROCESSLESS_SLOTS}))
     return HealthFacts(
         now=now,
         is_stuck=is_stuck,

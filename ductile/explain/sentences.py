@@ -126,6 +126,8 @@ def _over_budget(data: Data) -> str:
 OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.ANSWERED_OK: _answered_ok,
     OutcomeCode.RELAYED: _relayed,
+    OutcomeCode.PUBLISHED: "Message {message_id} was published on topic {topic}.",
+    OutcomeCode.REPLIED: "Message {reply_id} on topic {topic} is the reply to message {message_id}.",
     OutcomeCode.JOINED: _joined,
     OutcomeCode.DECIDED: "Ductile decided this job. No plugin ran.",
     OutcomeCode.CONDITION_TRUE: "The condition of step {step_id} is true, so the step runs.",
@@ -137,6 +139,8 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.RETRY_FALSE: "The plugin reported an error with `retry: false`, so the job is not retried: {error}",
     OutcomeCode.FINAL: "Another attempt would not help: {error}",
     OutcomeCode.REFUSED: "The job cannot be run, now or later: {error}",
+    OutcomeCode.REPLY_FAILED: "Message {reply_id} on topic {topic} reports a failure of message {message_id}: {error}",
+    OutcomeCode.NO_REPLY: "Message {message_id} had no reply within {timeout} (publish.wait.timeout).",
     OutcomeCode.RELAY_REFUSED: "The other instance refused the event, so it is not sent again: {error}",
     OutcomeCode.NOT_JOINED: _not_joined,
     OutcomeCode.JOIN_TOO_LARGE: "The results of the join have {characters} characters. The limit is {max}.",

@@ -14,7 +14,7 @@ from ductile.core.clock import to_text
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.stored_json import load_stored_object
-from ductile.core.model import RELAY, RELAY_SLOTS, Breaker, BreakerState, Job
+from ductile.core.model import PROCESSLESS_SLOTS, Breaker, BreakerState, Job
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import Reason
 from ductile.ledger.admin import drifted_plugins, pauses
@@ -80,8 +80,8 @@ def orphaned_message(count: int) -> str:
 def _slots(
     plugin: str, entry: Mapping[str, Any] | None, manifest: Mapping[str, Any], workers: int | None
 ) -> int | None:
-    if plugin == RELAY:
-        return RELAY_SLOTS
+    if plugin in PROCESSLESS_SLOTS:
+        return PROCESSLESS_SLOTS[plugin]
     if entry is None:
         return 1
     if (wanted := entry.get("parallelism")) is not None:
@@ -187,9 +187,9 @@ def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, *, ha
     """Return which other jobs keep a ready job from starting, and its place among them."""
     job, found = waiting.job, []
     own, slots = queue.running.get(job.plugin, 0), queue.slots.get(job.plugin)
-    total = sum(count for plugin, count in queue.running.items() if plugin != RELAY)
-    # A relay has no process and waits for no worker.
-    if queue.max_workers and total >= queue.max_workers and job.plugin != RELAY:
+    total = sum(count for plugin, count in queue.running.items() if plugin not in PROCESSLESS_SLOTS)
+    # A job without a process waits for no worker.
+    if queue.max_workers and total >= queue.max_workers and job.plugin not in PROCESSLESS_SLOTS:
         found.append(Reason("workers_full", {"running": total, "max_workers": queue.max_workers}))
     elif slots is not None and own >= slots:
         found.append(Reason("plugin_full", {"plugin": job.plugin, "running": own, "slots": slots}))
@@ -206,7 +206,11 @@ def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, *, ha
 
 def _place(db: Db, job: Job, queue: QueueConditions, of_plugin: str | None) -> dict[str, Any]:
     """Return which jobs start before this one and which run now, of its plugin or of all (None)."""
-    plugins = [of_plugin] if of_plugin is not None else [one for one in plugins_with_ready_jobs(db) if one != RELAY]
+    plugins = (
+        [of_plugin]
+        if of_plugin is not None
+        else [one for one in plugins_with_ready_jobs(db) if one not in PROCESSLESS_SLOTS]
+    )
     counts = {plugin: wait_reasons.count_ahead(db, plugin, job.seq) for plugin in plugins if plugin not in queue.paused}
     ahead = {plugin: count for plugin, count in counts.items() if count}
     running = wait_reasons.running_now(db, of_plugin) if queue.is_running else []

@@ -489,6 +489,19 @@ CREATE TABLE tracked_conversations (
 ) STRICT;
 CREATE INDEX tracked_conversations_open ON tracked_conversations (tracked_by, created_at) WHERE notified_at IS NULL;
 
+-- The message that a publish step has written in this try of its job. With topics, the step waits for a reply.
+CREATE TABLE step_messages (
+    job_id TEXT NOT NULL PRIMARY KEY,
+    tries INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    conversation_id TEXT NOT NULL,
+    success_topic TEXT,
+    failure_topic TEXT,
+    timeout_topic TEXT,
+    reply_id TEXT
+) STRICT;
+CREATE INDEX step_messages_by_conversation ON step_messages (conversation_id);
+
 -- Topics whose messages are not delivered.
 CREATE TABLE topic_pauses (
     topic TEXT NOT NULL PRIMARY KEY,

@@ -17,7 +17,7 @@ from ductile.pipeline.language.conditions import AllOf, AnyOf, Condition, Not, P
 
 MAX_LABEL_LENGTH = 120
 UNREACHED = "unreached"
-SHAPES = {"uses": ("[", "]"), "relay": ("[/", "/]"), "join": ("{{", "}}"), "if": ("{", "}")}
+SHAPES = {"uses": ("[", "]"), "relay": ("[/", "/]"), "publish": ("[/", "/]"), "join": ("{{", "}}"), "if": ("{", "}")}
 STYLES = {
     JobStatus.RUNNING: "fill:#cfe2ff,stroke:#0d6efd,color:#000",
     JobStatus.QUEUED: "fill:#f8f9fa,stroke:#0d6efd,stroke-dasharray:4,color:#000",
@@ -156,6 +156,9 @@ def _box(vertex: PlanNode | Gate, statuses: Mapping[str, StepStatus] | None) -> 
             kind, lines = "uses", [vertex.step_id, f"{vertex.plugin}{command}"]
         case PlanNode(kind="relay", relay=relay) if relay is not None:
             kind, lines = "relay", [vertex.step_id, f"relay {relay.event} to {relay.to}"]
+        case PlanNode(kind="publish", publish=publish) if publish is not None:
+            wait = " and wait" if publish.wait else ""
+            kind, lines = "publish", [vertex.step_id, f"publish {publish.topic}{wait}"]
         case _:
             kind, lines = "join", [vertex.step_id]
     if statuses is not None and vertex.path in statuses:

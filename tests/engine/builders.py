@@ -11,7 +11,7 @@ from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.core.logs import Log
-from ductile.core.model import Job, JobStatus
+from ductile.core.model import RELAY, Job, JobStatus
 from ductile.engine.job_context import JobContext
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.process.limits import ResourceLimits
@@ -75,7 +75,7 @@ def job_context(ledger: Ledger, log: Log, snapshot: Snapshot, /, **values: Any) 
         "instance": "test",
         "run_id": "run",
         "snapshot": lambda: snapshot,
-        "send_relay": send_job,
+        "processless": {RELAY: send_job},
     }
     return JobContext(ledger=ledger, log=log, **defaults | values)
 

@@ -313,6 +313,8 @@ SITUATIONS: dict[OutcomeCode, Callable[[LedgerDriver], str]] = {
     OutcomeCode.NOTHING_TO_JOIN: joins_duplicates,
     OutcomeCode.NOT_DECIDED: has_a_rule_that_fails,
 }
+STEPS = {OutcomeCode.PUBLISHED, OutcomeCode.REPLIED, OutcomeCode.REPLY_FAILED, OutcomeCode.NO_REPLY}
+"""The ends of publish steps: tests/e2e/test_exchange_runs.py has them."""
 RELAYS: dict[OutcomeCode, Callable[[LedgerDriver, Path], str]] = {
     OutcomeCode.RELAYED: is_accepted,
     OutcomeCode.RELAY_REFUSED: is_refused,
@@ -359,7 +361,7 @@ async def test_a_bug_after_the_run_ends_a_job_with_an_internal_error(
 
 def test_every_code_has_a_situation() -> None:
     """The three general codes come from older ledgers; the migration test has them."""
-    assert {*SITUATIONS, *RELAYS, OutcomeCode.INTERNAL_ERROR} == set(OutcomeCode) - OLD_CODES
+    assert {*SITUATIONS, *RELAYS, *STEPS, OutcomeCode.INTERNAL_ERROR} == set(OutcomeCode) - OLD_CODES
 
 
 def test_an_attempt_that_is_retried_has_no_outcome(ledger: LedgerDriver) -> None:

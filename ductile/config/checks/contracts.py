@@ -113,6 +113,11 @@ def _reads(point: PlanPoint) -> Iterator[tuple[str, Path]]:
                 yield from _claims(point.relay.baggage, f"{where}.baggage")
                 if point.relay.dedupe_key is not None:
                     yield from _remaps({"dedupe_key": point.relay.dedupe_key}, where)
+            if point.publish is not None:
+                where = f"{point.where}.publish"
+                yield from _remaps(point.publish.metadata, f"{where}.metadata")
+                if point.publish.body is not None:
+                    yield from _remaps({"body": point.publish.body}, where)
 
 
 def _remaps_of(point: PlanPoint) -> Iterator[tuple[str, Path]]:

@@ -159,6 +159,9 @@ def _templates(step: Step) -> Iterator[tuple[str, Any]]:
     yield "with", step.with_
     if step.relay is not None:
         yield "relay.with", step.relay.with_
+    if step.publish is not None:
+        yield "publish.body", step.publish.body
+        yield "publish.metadata", step.publish.metadata
 
 
 def _wrong_braces(value: Any, where: str) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,6 @@ from ductile.core.message import (
     PATTERN,
     PATTERN_HELP,
     TIMEOUT_SUFFIX,
-    TOPIC,
-    TOPIC_HELP,
     ClaimStatus,
     TopicRules,
     default_reply_topics,
@@ -28,6 +26,7 @@ from ductile.core.message import (
 )
 from ductile.core.model import HANDLE
 from ductile.core.units import format_duration, format_size
+from ductile.pipeline.language.dsl import Topic
 
 BODY_SIZE = ValueRule(
     lambda size: 1 <= size <= MAX_BODY_BYTES,
@@ -36,11 +35,6 @@ BODY_SIZE = ValueRule(
 )
 LEASE = ValueRule(
     lambda span: MIN_LEASE <= span <= MAX_LEASE, f"{format_duration(MIN_LEASE)} to {format_duration(MAX_LEASE)}"
-)
-ONE_TOPIC = ValueRule(
-    is_topic,
-    f"one topic, not a pattern: {TOPIC_HELP}, at most {MAX_TOPIC_BYTES} bytes",
-    {"pattern": f"^(?:{TOPIC})$", "maxLength": MAX_TOPIC_BYTES},
 )
 TOPIC_OR_PATTERN = ValueRule(
     is_topic_pattern,
@@ -51,7 +45,6 @@ TOPIC_OR_PATTERN = ValueRule(
 _DEFAULT = TopicRules()
 
 Lease = Annotated[timedelta, LEASE]
-Topic = Annotated[str, ONE_TOPIC]
 TopicPattern = Annotated[str, TOPIC_OR_PATTERN]
 
 

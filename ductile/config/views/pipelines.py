@@ -38,7 +38,7 @@ class PipelineStepView(TypedDict):
     """A step or join of a pipeline, with its calls inlined."""
 
     path: Annotated[str, "Unique in the pipeline, such as processing/transcribe"]
-    kind: Literal["uses", "relay", "join"]
+    kind: Literal["uses", "relay", "publish", "join"]
     plugin: str
     command: str
     pipeline: Annotated[str, "The pipeline that defines it"]
@@ -50,10 +50,10 @@ class PipelineStepView(TypedDict):
 
 
 class PlanVertexView(TypedDict):
-    """A node of the graph: a step, a join, a relay, or the switch of an `if`."""
+    """A node of the graph: a step, a join, a relay, a message, or the switch of an `if`."""
 
     path: str
-    kind: Literal["uses", "relay", "join", "switch"]
+    kind: Literal["uses", "relay", "publish", "join", "switch"]
     plugin: str
     command: str
     pipeline: str

@@ -39,7 +39,7 @@ def signal_ended_runs(
 def _signal(db: Db, root_id: str, rule: RunRule, *, now: datetime, default_ttl: timedelta, budget: Budget) -> None:
     if not (rule.on_success or _has_failed(db, root_id)):
         return
-    run = _ended_run(db, root_id, now=now)
+    run = ended_run(db, root_id, now=now)
     if run is not None:
         follow_ups, root = rule.decide(run), run.root
         write_follow_ups(db, follow_ups, root.id, root.plugin, root.id, now=now, default_ttl=default_ttl, budget=budget)
@@ -77,7 +77,7 @@ FAILURES = f"""
 """
 
 
-def _ended_run(db: Db, root_id: str, *, now: datetime) -> EndedRun | None:
+def ended_run(db: Db, root_id: str, *, now: datetime) -> EndedRun | None:
     """Return the result of the run; None if the queue does not have its root."""
     root = get_job(db, root_id)
     if root is None:

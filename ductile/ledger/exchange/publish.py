@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ductile.core.clock import to_text, to_text_or_none
 from ductile.core.instance.failpoints import failpoint
@@ -20,10 +20,14 @@ from ductile.core.message import (
     MessageState,
     NewMessage,
     ParentUnknown,
+    ReplyTopics,
     RulesOf,
     TopicFull,
 )
+from ductile.core.model import Job
 from ductile.ledger.exchange import tracking
+from ductile.ledger.exchange.rows import claim_of_job, require_message
+from ductile.ledger.exchange.waiting_steps import answer_steps
 from ductile.ledger.jobs.enqueue import new_ids
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
@@ -66,6 +70,51 @@ def publish_follow_up(
     return _publish_reply(
         db, parent, follow_up, hops=_next_hop(parent), producer=producer, actor=actor, now=now, rules=rules
     )
+
+
+@frozen(kw_only=True)
+class StepMessage:
+    """The message of a step. `reply_id` is set once a reply has arrived."""
+
+    message: Message
+    reply: Message | None = None
+    published: Published | None = None
+    """Set if this call has published the message."""
+
+
+STEP_MESSAGE = "SELECT message_id, reply_id FROM step_messages WHERE job_id = ? AND tries = ?"
+PUT_STEP_MESSAGE = """
+    INSERT INTO step_messages (job_id, tries, message_id, conversation_id, success_topic, failure_topic, timeout_topic)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (job_id) DO UPDATE
+       SET tries = excluded.tries, message_id = excluded.message_id, conversation_id = excluded.conversation_id,
+           success_topic = excluded.success_topic, failure_topic = excluded.failure_topic,
+           timeout_topic = excluded.timeout_topic, reply_id = NULL
+"""
+
+
+def publish_for_step(
+    db: Db, job: Job, new: NewMessage, replies: ReplyTopics | None, *, now: datetime, rules: RulesOf
+) -> StepMessage:
+    """Publish the message of this try of the job, or return it with its reply if that was done before.
+
+    In a run that a message started, it is a follow-up of that message. With `replies`, the step waits for one of them.
+    Raises HopsExceeded or TopicFull.
+    """
+    row = db.execute(STEP_MESSAGE, (job.id, job.tries)).fetchone()
+    if row is not None:
+        message_id, reply_id = row
+        return StepMessage(
+            message=require_message(db, message_id), reply=require_message(db, reply_id) if reply_id else None
+        )
+    origin = claim_of_job(db, job.root_job_id)
+    if origin is not None:
+        new = evolve(new, parent_id=origin.message_id)
+    (published,) = publish(db, [new], now=now, actor=SERVICE, rules=rules)
+    message = published.message
+    topics = (replies.success, replies.failure, replies.timeout) if replies else (None, None, None)
+    db.execute(PUT_STEP_MESSAGE, (job.id, job.tries, message.id, message.conversation_id, *topics))
+    return StepMessage(message=message, published=published)
 
 
 def publish_dead_letter(
@@ -223,6 +272,7 @@ def _insert(db: Db, draft: _Draft, *, now: datetime, actor: str) -> Published:
         published_by=actor,
         is_dead_letter=draft.is_dead_letter,
     )
+    answer_steps(db, message)
     return Published(message=message, state=insert_delivery(db, message, now=now, delay=new.delay))
 
 

@@ -90,6 +90,17 @@ STATEMENTS = (
     ) STRICT""",
     "CREATE INDEX tracked_conversations_open"
     " ON tracked_conversations (tracked_by, created_at) WHERE notified_at IS NULL",
+    """CREATE TABLE step_messages (
+        job_id TEXT NOT NULL PRIMARY KEY,
+        tries INTEGER NOT NULL,
+        message_id TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        success_topic TEXT,
+        failure_topic TEXT,
+        timeout_topic TEXT,
+        reply_id TEXT
+    ) STRICT""",
+    "CREATE INDEX step_messages_by_conversation ON step_messages (conversation_id)",
     """CREATE TABLE topic_pauses (
         topic TEXT NOT NULL PRIMARY KEY,
         reason TEXT NOT NULL,

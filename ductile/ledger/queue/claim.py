@@ -121,7 +121,7 @@ def claim(
 WAITING = """
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.join' AND is_join = 1),
            EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL),
-           EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.relay')
+           EXISTS (SELECT 1 FROM job_queue WHERE lane IN ('core.publish', 'core.relay'))
 """
 
 
@@ -132,7 +132,7 @@ def claim_next(
     run_id: str,
     free: Mapping[str, int],
     limit: int,
-    relays: Mapping[str, int] | None = None,
+    processless: Mapping[str, int] | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = DEFAULT_BUDGET,
     snapshot_id: str | None = None,
@@ -142,16 +142,16 @@ def claim_next(
 ) -> tuple[list[Recorded], Claimed]:
     """Resolve the ready joins, then claim. Return the resolved joins and the claim.
 
-    Relay jobs need no worker, so `relays` is their only limit.
+    Jobs without a process, such as relays, need no worker, so `processless` is their only limit.
     """
-    join_is_ready, any_delayed, any_relay = db.execute(WAITING).fetchone()
+    join_is_ready, any_delayed, any_processless = db.execute(WAITING).fetchone()
     settled: list[Recorded] = []
     if join_rule and join_is_ready:
         settled = resolve_ready_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
     start = partial(claim, db, now=now, run_id=run_id, default_ttl=default_ttl, snapshot_id=snapshot_id, holds=holds)
     claimed = start(free=free, limit=limit, gates=gates, may_wake=bool(any_delayed or settled))
-    if relays and (any_relay or any_delayed or settled):
-        more = start(free=relays, limit=sum(relays.values()))
+    if processless and (any_processless or any_delayed or settled):
+        more = start(free=processless, limit=sum(processless.values()))
         claimed = evolve(
             claimed,
             jobs=claimed.jobs + more.jobs,

@@ -12,6 +12,7 @@ from attrs import define, evolve, field, frozen
 from ductile.core.model import HANDLE
 from ductile.pipeline.compile.plan import (
     JOIN,
+    PUBLISH,
     RELAY,
     Arrive,
     Each,
@@ -33,6 +34,8 @@ from ductile.pipeline.language.parse import (
     CallAction,
     ParsedPipeline,
     ParsedStep,
+    Publish,
+    PublishAction,
     Relay,
     RelayAction,
     SplitAction,
@@ -187,6 +190,8 @@ class _Builder:
         match step.action:
             case RelayAction(relay):
                 spec = _NodeSpec("relay", RELAY, HANDLE, relay=relay)
+            case PublishAction(publish):
+                spec = _NodeSpec("publish", PUBLISH, HANDLE, publish=publish)
             case UsesAction(plugin, command, with_, baggage):
                 spec = _NodeSpec("uses", plugin, command, with_, baggage)
             case other:
@@ -217,6 +222,7 @@ class _Builder:
             with_=spec.with_,
             baggage=spec.baggage,
             relay=spec.relay,
+            publish=spec.publish,
             tolerated=step.tolerated,
             depth=at.longest_path + 1,
             min_depth=at.shortest_path + 1,
@@ -253,9 +259,10 @@ class _Builder:
 class _NodeSpec:
     """The action of a node to build."""
 
-    kind: Literal["uses", "relay", "join"]
+    kind: Literal["uses", "relay", "publish", "join"]
     plugin: str
     command: str
     with_: Mapping[str, Template] = field(factory=dict)
     baggage: Claims | None = None
     relay: Relay | None = None
+    publish: Publish | None = None

@@ -15,11 +15,11 @@ from ductile.pipeline.compile.plans import Plans as Plans
 from ductile.pipeline.language.baggage import Claims
 from ductile.pipeline.language.conditions import Condition
 from ductile.pipeline.language.dsl import Mode, Signal
-from ductile.pipeline.language.parse import Relay
+from ductile.pipeline.language.parse import Publish, Relay
 from ductile.pipeline.language.paths import Path
 from ductile.pipeline.language.templates import Template
 
-SWITCH, JOIN, RELAY = "core.switch", "core.join", "core.relay"
+SWITCH, JOIN, RELAY, PUBLISH = "core.switch", "core.join", "core.relay", "core.publish"
 
 STEP_SUCCEEDED, STEP_FAILED = "ductile.step.succeeded", "ductile.step.failed"
 SWITCH_TRUE, SWITCH_FALSE = "ductile.switch.true", "ductile.switch.false"
@@ -117,11 +117,11 @@ Instruction: TypeAlias = Go | Gate | Fork | Each | Leave | Open | Arrive | End
 
 @frozen(eq=False, kw_only=True)
 class PlanNode:
-    """A step of a plan that has a job: a plugin, a relay or a join."""
+    """A step of a plan that has a job: a plugin, a relay, a message or a join."""
 
     path: str
     """Unique in the plan: `processing/transcribe`, `fan__join`."""
-    kind: Literal["uses", "relay", "join"]
+    kind: Literal["uses", "relay", "publish", "join"]
     plugin: str
     command: str = HANDLE
     pipeline: str
@@ -133,6 +133,7 @@ class PlanNode:
     with_: Mapping[str, Template] = field(factory=dict, repr=False)
     baggage: Claims | None = field(default=None, repr=False)
     relay: Relay | None = field(default=None, repr=False)
+    publish: Publish | None = field(default=None, repr=False)
     tolerated: bool = False
     """`continue: true`: its final failure does not fail the tree."""
     depth: int

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import JobStatus
-from ductile.pipeline.compile.plan import JOIN, RELAY, SWITCH, Plan
+from ductile.pipeline.compile.plan import JOIN, PUBLISH, RELAY, SWITCH, Plan
 from ductile.pipeline.dry_run.answers import PluginAnswer
 from ductile.pipeline.dry_run.sandbox import (
     ExecuteJob,
@@ -40,7 +40,7 @@ class DryRunLine:
 
     step: str
     kind: str
-    """uses, relay, join, if, foreach, or route for a job outside of a run."""
+    """uses, relay, publish, join, if, foreach, or route for a job outside of a run."""
     outcome: str
     """executed, simulated, failed, dead, joined, entered, bypassed or not reached."""
     why: str
@@ -154,7 +154,7 @@ def _line(row: SandboxJob) -> DryRunLine:
     )
 
 
-_KINDS = {JOIN: "join", RELAY: "relay", FOREACH: "foreach"}
+_KINDS = {JOIN: "join", RELAY: "relay", PUBLISH: "publish", FOREACH: "foreach"}
 
 
 def _outcome(row: SandboxJob) -> str:

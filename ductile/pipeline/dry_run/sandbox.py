@@ -32,7 +32,7 @@ from ductile.pipeline.language.paths import PathAbsent
 from ductile.pipeline.run.cursor import RunCursor
 from ductile.pipeline.run.events import Event, JobResult, derived_id, event_id
 from ductile.pipeline.run.execute import Execution
-from ductile.pipeline.run.outgoing import build_outgoing_event
+from ductile.pipeline.run.outgoing import build_outgoing_event, build_outgoing_message
 from ductile.pipeline.run.route import RoutingConfig, TooManyFollowUps, compute_follow_ups, resolve_join
 from ductile.pipeline.run.step_input import build_step_input, find_step
 
@@ -219,6 +219,9 @@ class Sandbox:
         step = find_step(self.routing.plans, job)
         if step is not None and step.relay is not None:
             return build_outgoing_event(job, step.relay).payload
+        if step is not None and step.publish is not None:
+            message = build_outgoing_message(job, step.publish)
+            return {"topic": step.publish.topic, "body": message.body, "metadata": dict(message.metadata)}
         step_input = build_step_input(job, step)
         content = strict_json.loads(step_input.payload) if step_input.payload else {}
         return content.get("payload") if job.command == HANDLE else content
@@ -226,8 +229,8 @@ class Sandbox:
     def _rendered(self, job: Job, payload: Any) -> dict[str, Any]:
         """Return the members of the payload that the `with` of the step has set."""
         step = find_step(self.routing.plans, job)
-        if step is None:
-            return {}
+        if step is None or step.publish is not None:
+            return dict(payload) if step is not None else {}
         templates = step.relay.with_ if step.relay is not None else step.with_
         return {name: payload[name] for name in templates or ()}
 

@@ -21,6 +21,7 @@ from ductile.core.formats.yaml_fields import (
     option,
     pattern,
 )
+from ductile.core.message import MAX_TOPIC_BYTES, TOPIC, TOPIC_HELP, is_topic
 from ductile.core.units import format_duration
 from ductile.pipeline.language.operators import OPERATORS
 
@@ -29,6 +30,14 @@ LABEL = pattern(
     "one line of text without '/' and without leading or trailing whitespace",
 )
 AT_LEAST_ONE_STEP = ValueRule(lambda steps: len(steps) > 0, "a list of at least one step", {"minItems": 1})
+ONE_TOPIC = ValueRule(
+    is_topic,
+    f"one topic, not a pattern: {TOPIC_HELP}, at most {MAX_TOPIC_BYTES} bytes",
+    {"pattern": f"^(?:{TOPIC})$", "maxLength": MAX_TOPIC_BYTES},
+)
+REPLY_TIMEOUT = ValueRule(
+    lambda span: timedelta(seconds=1) <= span <= timedelta(days=365), "a duration from 1s to 365d"
+)
 
 _CONDITION = {
     "type": ["object", "null"],
@@ -49,6 +58,7 @@ _CONDITION = {
 }
 
 Label = Annotated[str, LABEL]
+Topic = Annotated[str, ONE_TOPIC]
 Signal: TypeAlias = Literal[
     "job.completed",
     "job.failed",
@@ -80,15 +90,47 @@ class RelayStep:
 
 
 @frozen(kw_only=True)
-class Step:
-    """`pipelines[].steps[]`: A step. Requires exactly one of `uses`, `call`, `relay`, `steps`, `split`."""
+class ReplyStep:
+    """`pipelines[].steps[].publish.wait`: The reply that ends the step."""
 
-    EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "steps", "split")
+    success_topic: Topic | None = option(
+        "topic of a reply with which the step succeeds; default: `X.done` for `X.request`", default=None
+    )
+    failure_topic: Topic | None = option(
+        "topic of a reply with which the step fails; default: `X.failed` for `X.request`", default=None
+    )
+    timeout: Annotated[timedelta, REPLY_TIMEOUT] = option(
+        "time after which the step fails without a reply", default=timedelta(hours=24)
+    )
+
+
+@frozen(kw_only=True)
+class PublishStep:
+    """`pipelines[].steps[].publish`: A message to publish on a topic of the exchange."""
+
+    topic: Topic = option("topic of the message")
+    body: Text | None = option(
+        "template of the body; a referenced value that is not text is published as JSON; default: the current payload",
+        default=None,
+        private=True,
+    )
+    metadata: Mapping[str, Any] | None = option(
+        "metadata of the message: name → template or value", default=None, private=True
+    )
+    wait: ReplyStep | None = option("end the step with the reply to the message; `{}` uses the defaults", default=None)
+
+
+@frozen(kw_only=True)
+class Step:
+    """`pipelines[].steps[]`: A step. Requires exactly one of `uses`, `call`, `relay`, `publish`, `steps`, `split`."""
+
+    EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "publish", "steps", "split")
 
     id: Label | None = option("identifier, unique within the pipeline; default: step_1, step_2 …", default=None)
     uses: Text | None = option("run the `handle` command of a plugin or alias, or `plugin.command`", default=None)
     call: Label | None = option("run the steps of another pipeline here", default=None)
     relay: RelayStep | None = option("send an event to another instance", default=None)
+    publish: PublishStep | None = option("publish a message, and optionally wait for its reply", default=None)
     steps: "Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] | None" = option("run these steps in sequence", default=None)
     split: "Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] | None" = option("run these steps in parallel", default=None)
     if_: ConditionData | None = option("run the step only if this condition is true", default=None, name="if")
@@ -109,7 +151,7 @@ class Step:
         "wait for all branches or items, then continue once with all results (`split` and `foreach`)", default=False
     )
     on_error: "tuple[Step, ...] | None" = option(
-        "steps to run after a final failure (`uses` and `relay`)", default=None
+        "steps to run after a final failure (`uses`, `relay` and `publish`)", default=None
     )
     continue_: bool = option(
         "a final failure does not fail the run, which continues after `on_error`", default=False, name="continue"
@@ -152,7 +194,7 @@ def iter_steps(steps: tuple[Step, ...], where: str) -> Iterator[tuple[str, Step]
             yield from iter_steps(getattr(step, key) or (), f"{path}.{key}")
 
 
-def to_yaml_data(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
+def to_yaml_data(shape: Pipeline | Step | RelayStep | PublishStep | ReplyStep) -> dict[str, Any]:
     """Return the plain YAML data of `shape`, without default values."""
     data = {}
     for key in fields(type(shape)):
@@ -164,7 +206,7 @@ def to_yaml_data(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     match value:
-        case RelayStep() | Step():
+        case RelayStep() | PublishStep() | ReplyStep() | Step():
             return to_yaml_data(value)
         case tuple():
             return [_plain(member) for member in value]

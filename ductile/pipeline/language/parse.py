@@ -4,6 +4,7 @@ Does not know plugins or other pipelines. `compile` resolves calls and is the on
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
@@ -11,11 +12,12 @@ from attrs import define, field, frozen
 
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.core.formats.yaml_fields import COMMAND
+from ductile.core.message import ReplyTopics, default_reply_topics, timeout_topic_of
 from ductile.core.model import HANDLE
 from ductile.core.units import quote_text
 from ductile.pipeline.language.baggage import Claims, parse_claims
 from ductile.pipeline.language.conditions import Condition, parse_condition, paths_of
-from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, iter_steps
+from ductile.pipeline.language.dsl import Pipeline, PublishStep, RelayStep, ReplyStep, Step, iter_steps
 from ductile.pipeline.language.paths import LanguageError, Path, parse_path
 from ductile.pipeline.language.templates import Fixed, Template, parse_template, parse_with
 
@@ -65,6 +67,32 @@ class RelayAction:
     relay: Relay
 
 
+@frozen(kw_only=True)
+class ReplyWait:
+    """The replies that a publish step waits for, and for how long."""
+
+    topics: ReplyTopics
+    timeout: timedelta
+
+
+@frozen(kw_only=True)
+class Publish:
+    """The message that a publish step writes."""
+
+    topic: str
+    body: Template | None = field(default=None, repr=False)
+    """None publishes the current payload."""
+    metadata: Mapping[str, Template] = field(factory=dict, repr=False)
+    wait: ReplyWait | None = None
+
+
+@frozen(eq=False)
+class PublishAction:
+    """A message to publish."""
+
+    publish: Publish
+
+
 @frozen(eq=False)
 class StepsAction:
     """Steps that run in sequence."""
@@ -79,7 +107,7 @@ class SplitAction:
     branches: "tuple[ParsedStep, ...]"
 
 
-Action = UsesAction | CallAction | RelayAction | StepsAction | SplitAction
+Action = UsesAction | CallAction | RelayAction | PublishAction | StepsAction | SplitAction
 
 
 @frozen(eq=False, kw_only=True)
@@ -204,6 +232,8 @@ class _Parser:
     def action(self, step: Step, where: str, roots: frozenset[str]) -> Action:
         if step.relay is not None:
             return RelayAction(self.relay(step.relay, f"{where}.relay", roots))
+        if step.publish is not None:
+            return PublishAction(self.publish(step.publish, f"{where}.publish", roots))
         if step.steps is not None:
             return StepsAction(self.steps(step.steps, f"{where}.steps", in_foreach="item" in roots))
         if step.split is not None:
@@ -224,7 +254,8 @@ class _Parser:
             return text, HANDLE
         if plugin == "core":
             self.report(
-                where, f"{quote_text(text)} is internal to Ductile; use `if`, `foreach`, `join` or `relay` instead"
+                where,
+                f"{quote_text(text)} is internal to Ductile; use `if`, `foreach`, `join`, `relay` or `publish` instead",
             )
         elif not plugin or not COMMAND.allows(command):
             self.report(where, f"{quote_text(text)} is not a plugin, an alias or `plugin.command`")
@@ -239,6 +270,28 @@ class _Parser:
             self.report(f"{where}.dedupe_key", "is the same for every event; use a value such as payload.id")
         baggage = self.claims(relay.baggage, f"{where}.baggage", roots)
         return Relay(to=relay.to, event=relay.event, dedupe_key=key, with_=sent, baggage=baggage)
+
+    def publish(self, publish: PublishStep, where: str, roots: frozenset[str]) -> Publish:
+        raw, body = publish.body, None
+        if raw is not None:
+            body = self.parsed(f"{where}.body", lambda: parse_template(raw, roots=roots))
+        metadata = self.parsed(f"{where}.metadata", lambda: parse_with(publish.metadata or {}, roots=roots))
+        wait = None if publish.wait is None else self.reply_wait(publish.topic, publish.wait, f"{where}.wait")
+        return Publish(topic=publish.topic, body=body, metadata=metadata or {}, wait=wait)
+
+    def reply_wait(self, topic: str, wait: ReplyStep, where: str) -> ReplyWait:
+        defaults = default_reply_topics(topic)
+        success = wait.success_topic or (defaults.success if defaults else None)
+        failure = wait.failure_topic or (defaults.failure if defaults else None)
+        for key, found in (("success_topic", success), ("failure_topic", failure)):
+            if found is None:
+                self.report(f"{where}.{key}", f"is required, because topic {topic} does not end in .request")
+            elif found == topic:
+                self.report(f"{where}.{key}", "is the topic of the message itself; a reply has another topic")
+        if success is not None and success == failure:
+            self.report(f"{where}.failure_topic", "is also the success_topic")
+        topics = ReplyTopics(success=success or topic, failure=failure or topic, timeout=timeout_topic_of(topic))
+        return ReplyWait(topics=topics, timeout=wait.timeout)
 
     def condition(self, raw: Any, where: str, roots: frozenset[str], *, has_plugin: bool = False) -> Condition | None:
         if raw is None:
@@ -281,14 +334,16 @@ def _reserved_reason(name: str) -> str | None:
 def _misplaced_keys(step: Step, kind: str) -> Iterator[tuple[str, str]]:
     """Yield the keys that have no meaning on a step of this kind, each with a message."""
     advice = "set it inside `relay`" if kind == "relay" else "set it on the steps that need it"
+    if kind == "publish":
+        advice = "templates of the message are `publish.body` and `publish.metadata`"
     if kind != "uses":
         for key, value in (("with", step.with_), ("baggage", step.baggage)):
             if value is not None:
                 yield key, f"is allowed only on a `uses` step; {advice}"
-    if kind not in ("uses", "relay"):
+    if kind not in ("uses", "relay", "publish"):
         for key, is_there in (("on_error", step.on_error is not None), ("continue", step.continue_)):
             if is_there:
-                yield key, "is allowed only on a `uses` or `relay` step; set it on the steps that can fail"
+                yield key, "is allowed only on a `uses`, `relay` or `publish` step; set it on the steps that can fail"
     if step.on_error == () and not step.continue_:
         yield "on_error", "is empty; add steps, or set `continue: true`"
     if step.max_items is not None and step.foreach is None:

@@ -1,6 +1,6 @@
-"""The event that a relay step sends: `with`, `dedupe_key` and `baggage`, rendered from the job. Pure.
+"""What a relay step sends and what a publish step publishes, rendered from the job. Pure.
 
-Does not know instances or the transport; `relay` adds the envelope and sends it.
+Does not know instances, the transport or the exchange; `relay` adds the envelope and sends it.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from attrs import frozen
 from ductile.core.formats import strict_json
 from ductile.core.model import Job
 from ductile.pipeline.language.baggage import CONTROL, apply_claims
-from ductile.pipeline.language.parse import Relay
+from ductile.pipeline.language.parse import Publish, Relay
 from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.language.templates import remap, render
 from ductile.pipeline.run.events import input_payload
@@ -35,11 +35,7 @@ class OutgoingEvent:
 
 def build_outgoing_event(job: Job, relay: Relay) -> OutgoingEvent:
     """Render the event of a relay job. Raises PathAbsent or BaggageRefused."""
-    context: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
-    control = context.pop(CONTROL, {})
-    received = {name: value for name, value in input_payload(job).items() if not name.startswith(UPSTREAM_PREFIX)}
-    items = control.get("items")
-    scope = Scope(payload={**context, **received}, context=context, item=items[-1] if items else ABSENT)
+    received, scope = _scope_of(job)
     key = render(relay.dedupe_key, scope) if relay.dedupe_key is not None else None
     return OutgoingEvent(
         to=relay.to,
@@ -49,6 +45,33 @@ def build_outgoing_event(job: Job, relay: Relay) -> OutgoingEvent:
         baggage=apply_claims(relay.baggage, scope, {}).values if relay.baggage is not None else {},
         source=_source(job),
     )
+
+
+@frozen(kw_only=True)
+class OutgoingMessage:
+    """The rendered parts of a message."""
+
+    body: str
+    metadata: Mapping[str, Any]
+
+
+def build_outgoing_message(job: Job, publish: Publish) -> OutgoingMessage:
+    """Render the message of a publish job. Raises PathAbsent."""
+    received, scope = _scope_of(job)
+    body = received if publish.body is None else render(publish.body, scope)
+    return OutgoingMessage(
+        body=body if isinstance(body, str) else strict_json.dumps(body),
+        metadata=remap(publish.metadata, {}, scope),
+    )
+
+
+def _scope_of(job: Job) -> tuple[dict[str, Any], Scope]:
+    """Return the payload that the job received, and what its templates can read."""
+    context: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
+    control = context.pop(CONTROL, {})
+    received = {name: value for name, value in input_payload(job).items() if not name.startswith(UPSTREAM_PREFIX)}
+    items = control.get("items")
+    return received, Scope(payload={**context, **received}, context=context, item=items[-1] if items else ABSENT)
 
 
 def _source(job: Job) -> str:

@@ -13,7 +13,7 @@ from ductile.core.errors import NotFound, WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Keywords
 from ductile.core.formats.yaml_fields import ONE_LINE
-from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, JobStatus, NewJob
+from ductile.core.model import HANDLE, PROCESSLESS_SLOTS, RELAY, Budget, FollowUps, Job, JobStatus, NewJob
 from ductile.ledger.admin.job_actions import (
     replay,
     require_delayed,
@@ -203,13 +203,13 @@ def _require_startable(ctx: AppContext, job: Job) -> None:
             raise NotFound(
                 "the configuration has no relay instances", hint="Add the receiver under `instances`, then reload."
             )
-    else:
+    elif job.plugin not in PROCESSLESS_SLOTS:
         ctx.snapshot().plugin(job.plugin)
         require_healthy(ctx, job.plugin)
 
 
 def _require_start_scope(ctx: AppContext, request: Request, job: Job) -> None:
-    is_write = job.plugin == RELAY or ctx.snapshot().plugin(job.plugin).writes(job.command)
+    is_write = job.plugin in PROCESSLESS_SLOTS or ctx.snapshot().plugin(job.plugin).writes(job.command)
     require_scope(request, "plugin:rw" if is_write else "plugin:invoke:ro", plugin=job.plugin)
 
 

@@ -15,7 +15,7 @@ from ductile.config.load.redaction import redact_settings
 from ductile.config.snapshot import build_snapshot
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.yaml_fields import YAML_NAME
-from ductile.pipeline.language.dsl import Mode, Pipeline, RelayStep, Signal, Step
+from ductile.pipeline.language.dsl import Mode, Pipeline, PublishStep, RelayStep, ReplyStep, Signal, Step
 from ductile.pipeline.language.operators import OPERATORS
 from tests.config.conftest import ConfigDir
 
@@ -185,7 +185,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
             - uses: y  # here
               call: b
         """,
-        "pipelines[0].steps[1]: needs exactly one of uses, call, relay, steps, split; it has uses and call",
+        "pipelines[0].steps[1]: needs exactly one of uses, call, relay, publish, steps, split; it has uses and call",
     ),
     "an invalid operator": (
         """
@@ -738,7 +738,9 @@ def test_every_example_in_the_documentation_compiles(config_dir: ConfigDir) -> N
 
 def test_every_keyword_operator_and_signal_is_documented() -> None:
     keys = {
-        key.metadata.get(YAML_NAME, key.name) for shape in (Pipeline, Step, RelayStep) for key in attrs.fields(shape)
+        key.metadata.get(YAML_NAME, key.name)
+        for shape in (Pipeline, Step, RelayStep, PublishStep, ReplyStep)
+        for key in attrs.fields(shape)
     }
     words = {*keys, *OPERATORS, *get_args(Signal), *get_args(Mode), "all", "any", "not", "path", "op", "value", "item"}
     assert sorted(word for word in words if f"`{word}`" not in PAGE and f"`{word}: " not in PAGE) == []

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from ductile.core.errors import DuctileError
 from ductile.core.message import (
     MAX_HOPS,
     HopsExceeded,
@@ -128,3 +129,11 @@ def test_a_tracked_conversation_is_notified_once(exchange: ExchangeDriver) -> No
         marks = [mark_notified(exchange.db, message.id, now=exchange.now) for _ in range(2)]
     assert marks == [True, False]
     assert tracked_conversations(exchange.db, ALICE) == []
+
+
+def test_every_refusal_has_a_code_and_a_hint(exchange: ExchangeDriver) -> None:
+    for new in (NewMessage(topic=TOPIC, body="", parent_id="nothing"),):
+        with pytest.raises(DuctileError) as refused:
+            exchange.publish_all([new])
+        assert refused.value.code == "parent_unknown"
+        assert refused.value.hint

@@ -487,8 +487,14 @@ def p(steps: str, more: str = "on: e") -> str:
 
 REFUSED: list[tuple[str, str]] = [
     # kinds
-    (p("{}"), "pipelines[0].steps[0]: needs exactly one of uses, call, relay, steps, split; it has none of them"),
-    (p("{uses: a, call: b}"), "steps[0]: needs exactly one of uses, call, relay, steps, split; it has uses and call"),
+    (
+        p("{}"),
+        "pipelines[0].steps[0]: needs exactly one of uses, call, relay, publish, steps, split; it has none of them",
+    ),
+    (
+        p("{uses: a, call: b}"),
+        "steps[0]: needs exactly one of uses, call, relay, publish, steps, split; it has uses and call",
+    ),
     (p("{split: [{id: x}]}"), "pipelines[0].steps[0].split[0]: needs exactly one of"),
     (p("{uses: a, on_error: [{}]}"), "pipelines[0].steps[0].on_error[0]: needs exactly one of"),
     # triggers
@@ -531,10 +537,16 @@ REFUSED: list[tuple[str, str]] = [
     ),
     (
         p("{split: [{uses: a}], on_error: [{uses: b}]}"),
-        "steps[0].on_error: is allowed only on a `uses` or `relay` step",
+        "steps[0].on_error: is allowed only on a `uses`, `relay` or `publish` step",
     ),
-    (p("{steps: [{uses: a}], on_error: []}"), "steps[0].on_error: is allowed only on a `uses` or `relay` step"),
-    (p("{call: a, continue: true}"), "pipelines[0].steps[0].continue: is allowed only on a `uses` or `relay` step"),
+    (
+        p("{steps: [{uses: a}], on_error: []}"),
+        "steps[0].on_error: is allowed only on a `uses`, `relay` or `publish` step",
+    ),
+    (
+        p("{call: a, continue: true}"),
+        "pipelines[0].steps[0].continue: is allowed only on a `uses`, `relay` or `publish` step",
+    ),
     (p("{uses: a, on_error: []}"), "pipelines[0].steps[0].on_error: is empty; add steps, or set `continue: true`"),
     (p("{uses: a, max_items: 5}"), "pipelines[0].steps[0].max_items: requires `foreach`"),
     (p("{uses: a, join: true}"), "pipelines[0].steps[0].join: requires `split` or"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from ductile.core.formats.yaml_fields import DOC, YAML_NAME
-from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, iter_steps, to_yaml_data
+from ductile.pipeline.language.dsl import Pipeline, PublishStep, RelayStep, ReplyStep, Step, iter_steps, to_yaml_data
 from tests.pipeline.compiling import parse_pipelines
 from tests.pipeline.random_pipelines import Data, pipelines_strategy
 
@@ -29,6 +29,7 @@ KEYS: dict[type, dict[str, Any]] = {
         "uses": None,
         "call": None,
         "relay": None,
+        "publish": None,
         "steps": None,
         "split": None,
         "if": None,
@@ -41,6 +42,8 @@ KEYS: dict[type, dict[str, Any]] = {
         "continue": False,
     },
     RelayStep: {"to": attrs.NOTHING, "event": attrs.NOTHING, "dedupe_key": None, "with": None, "baggage": None},
+    PublishStep: {"topic": attrs.NOTHING, "body": None, "metadata": None, "wait": None},
+    ReplyStep: {"success_topic": None, "failure_topic": None, "timeout": timedelta(hours=24)},
 }
 
 
@@ -66,6 +69,7 @@ FULL = """
     - relay: {to: lab, event: x.y, dedupe_key: payload.id, with: {a: payload.a}, baggage: {t: context.t}}
       on_error: []
       continue: true
+    - publish: {topic: a.request, body: "{payload.x}", metadata: {n: 1}, wait: {timeout: 5m}}
     - split: [{steps: [{uses: b, if: {path: config.x, op: lt, value: 1.5}}]}, {uses: c, on_error: [{uses: d}]}]
       join: true
 """
@@ -100,16 +104,18 @@ def test_steps_are_listed_in_textual_order() -> None:
         "steps[1]",
         "steps[2]",
         "steps[3]",
-        "steps[3].split[0]",
-        "steps[3].split[0].steps[0]",
-        "steps[3].split[1]",
-        "steps[3].split[1].on_error[0]",
+        "steps[4]",
+        "steps[4].split[0]",
+        "steps[4].split[0].steps[0]",
+        "steps[4].split[1]",
+        "steps[4].split[1].on_error[0]",
     ]
 
 
 def test_the_repr_of_a_step_hides_with_values() -> None:
     """`with` can contain expanded secrets."""
     (pipeline,) = parse_pipelines(
-        "[{name: a, on: e, steps: [{uses: x, with: {k: hush}}, {relay: {to: l, event: e, with: {k: hush}}}]}]"
+        "[{name: a, on: e, steps: [{uses: x, with: {k: hush}}, {relay: {to: l, event: e, with: {k: hush}}}, "
+        "{publish: {topic: t, body: hush, metadata: {k: hush}}}]}]"
     )
     assert "hush" not in repr(pipeline)
