@@ -1,7 +1,8 @@
 """Retention of messages: whole conversations whose messages have all expired and of which none is open.
 
-A message on a topic that no worker has ever claimed from is not open. A read finds the conversations, from the position
-where the last one ended, because conversations that are still in use must not hide expired ones behind them.
+A message on a topic that no worker has ever claimed from is not open. A conversation in which a pipeline step waits is.
+A read finds the conversations, from the position where the last one ended, because conversations that are still in use
+must not hide expired ones behind them.
 """
 
 from datetime import datetime, timedelta
@@ -74,10 +75,12 @@ def _has_expired(topic: str, created_at: str, rules: RulesOf, *, now: datetime) 
 
 
 NEWEST_BY_TOPIC = "SELECT topic, MAX(created_at), MAX(seq) FROM messages WHERE conversation_id = ? GROUP BY topic"
-OPEN_TOPICS = """
+IS_OPEN = """
     SELECT EXISTS (SELECT 1 FROM messages AS message JOIN deliveries AS delivery ON delivery.seq = message.seq
-                    WHERE message.conversation_id = ?
+                    WHERE message.conversation_id = :id
                       AND EXISTS (SELECT 1 FROM claims WHERE claims.topic = delivery.topic))
+        OR EXISTS (SELECT 1 FROM step_messages AS step JOIN job_queue AS job ON job.id = step.job_id
+                    WHERE step.conversation_id = :id AND job.status IN ('queued', 'running'))
 """
 
 
@@ -85,13 +88,14 @@ def _can_be_deleted(db: Db, conversation_id: str, rules: RulesOf, *, now: dateti
     """True if every message has expired by the rules of its topic, and none is open."""
     topics = db.execute(NEWEST_BY_TOPIC, (conversation_id,)).fetchall()
     are_old = all(seq <= last and _has_expired(topic, at, rules, now=now) for topic, at, seq in topics)
-    return are_old and not db.execute(OPEN_TOPICS, (conversation_id,)).fetchone()[0]
+    return are_old and not db.execute(IS_OPEN, {"id": conversation_id}).fetchone()[0]
 
 
 _FIRST = "FROM messages WHERE conversation_id = ? ORDER BY seq LIMIT ?"
 OPEN_DELIVERIES = f"SELECT seq FROM deliveries WHERE seq IN (SELECT seq {_FIRST})"
 DELETE_CLAIMS = f"DELETE FROM claims WHERE message_id IN (SELECT id {_FIRST})"
 DELETE_MESSAGES = f"DELETE FROM messages WHERE seq IN (SELECT seq {_FIRST})"
+DELETE_STEPS = "DELETE FROM step_messages WHERE conversation_id = ?"
 DELETE_TRACKED = "DELETE FROM tracked_conversations WHERE conversation_id = ?"
 
 
@@ -112,6 +116,7 @@ def delete_conversations(
         for (seq,) in db.execute(OPEN_DELIVERIES, first).fetchall():
             remove_delivery(db, seq, now=now)
         db.execute(DELETE_CLAIMS, first)
+        db.execute(DELETE_STEPS, (conversation_id,))
         db.execute(DELETE_TRACKED, (conversation_id,))
         deleted += db.execute(DELETE_MESSAGES, first).rowcount
     if deleted:
