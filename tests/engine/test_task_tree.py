@@ -174,9 +174,7 @@ async def test_the_deadline_of_the_attempt_ends_its_process(tmp_path: Path) -> N
         assert "timed out" in dispatcher.error(job_id)
 
 
-async def test_the_process_of_an_init_has_an_owner(
-    tmp_path: Path, inspector: Inspector, until_seen: UntilSeen
-) -> None:
+async def test_the_process_of_an_init_has_an_owner(tmp_path: Path, inspector: Inspector, until_seen: UntilSeen) -> None:
     inspector.seen = until_seen.seen
     async with open_dispatcher(tmp_path, READS_ALL) as dispatcher:
         dispatcher.home.plugin("pump", until_seen.script, commands="poll: {}, init: {}")
