@@ -48,6 +48,7 @@ class DiagnosisView(TypedDict):
     attempt: Ordinal
     max_attempts: Ordinal
     submitted_by: str
+    actor: Omittable[Annotated[str, "Who caused its run"]]
     pipeline: Omittable[str]
     step_id: Omittable[str]
     schedule_id: Omittable[str]
@@ -117,6 +118,7 @@ def _origin(job: Job) -> dict[str, Any]:
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,
+        "actor": job.actor,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "schedule_id": job.schedule_id,
@@ -163,7 +165,13 @@ def _attempt(attempt: LoggedAttempt, mask: Mask) -> dict[str, Any]:
 
 def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
     return [
-        {"at": to_text(entry.at), "kind": entry.kind, "data": mask.mask_data(entry.data)} for entry in report.journal
+        {
+            "at": to_text(entry.at),
+            "kind": entry.kind,
+            **({"actor": entry.actor} if entry.actor else {}),
+            "data": mask.mask_data(entry.data),
+        }
+        for entry in report.journal
     ]
 
 

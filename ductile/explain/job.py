@@ -17,8 +17,10 @@ from ductile.explain.finished import (
     events_without_jobs,
     orphaned,
     outcome_reason,
+    operator_acts,
     past_waits,
     running,
+    with_actor,
     with_limit,
 )
 from ductile.explain.orphaned import has_service
@@ -108,7 +110,7 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
         found = [state, *found] if ended_well and state.code == "run_failed" else [*found, state]
         continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if ended_well else []
         commands = continued or commands
-    found += [*early_responses(report), *dropped_follow_ups(db, job), *events_without_jobs(report)]
+    found += [*operator_acts(report), *early_responses(report), *dropped_follow_ups(db, job), *events_without_jobs(report)]
     return JobExplanation(report=report, reasons=tuple(found), run=run, next_commands=tuple(commands))
 
 
@@ -120,7 +122,8 @@ def _job_reasons(db: Db, ledger: Path, report: JobReport, *, is_up: bool) -> lis
         state = running(report.job) if is_up else orphaned(report.job)
     else:
         state = outcome_reason(report)
-    return [state, *past_waits(report)]
+    is_cancelled = state.code in (OutcomeCode.CANCELLED, "ending")
+    return [with_actor(state, report) if is_cancelled else state, *past_waits(report)]
 
 
 def _attempt_view(attempt: LoggedAttempt) -> BriefAttemptView:

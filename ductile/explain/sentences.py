@@ -111,7 +111,8 @@ def _core_died(data: Data) -> str:
 
 
 def _cancelled(data: Data) -> str:
-    return f"The job was cancelled {'while it ran' if data.get('ran') else 'before it ran'}: {data.get('reason')}"
+    when = "while it ran" if data.get("ran") else "before it ran"
+    return f"The job was cancelled{_by(data)} {when}: {data.get('reason')}"
 
 
 def _over_budget(data: Data) -> str:
@@ -146,7 +147,7 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.ATTEMPTS_USED_UP: _attempts_used_up,
     OutcomeCode.CORE_DIED: _core_died,
     OutcomeCode.CANCELLED: _cancelled,
-    OutcomeCode.PURGED: "The job was purged from the queue: {reason}",
+    OutcomeCode.PURGED: lambda data: f"The job was purged from the queue{_by(data)}: {data['reason']}",
     OutcomeCode.OVER_BUDGET: _over_budget,
     OutcomeCode.PLUGIN_UNAVAILABLE: "The job cannot run: {error}",
     OutcomeCode.INSTANCE_UNAVAILABLE: "The event cannot be sent: {error}",
@@ -222,8 +223,13 @@ RUNNING: Mapping[str, Sentence] = {
     "dropped_duplicate": _dropped_duplicate,
     "event_without_job": _event_without_job,
     "ending": lambda data: (
-        f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
+        f"The job was cancelled{_by(data)} {_when(data, 'cancel_requested_at')} ({data.get('reason')}). "
+        f"Its process is stopping."
     ),
+    "retried": lambda data: (
+        f"Attempt {data['attempt']} was requested{_by(data)} {_when(data, 'requeued_at')}."
+    ),
+    "replayed": lambda data: f"The job is a replay of job {data['replay_of']}, requested{_by(data)}.",
     "service_died": _service_died,
     "unexplained": "The job ended {status}. The ledger has no reason for it: {error}",
 }
@@ -234,7 +240,7 @@ RUNNING: Mapping[str, Sentence] = {
 
 def _paused(data: Data) -> str:
     plugin = data["plugin"]
-    since = f"was paused {_when(data, 'paused_at')}: {data['reason']}."
+    since = f"was paused{_by(data)} {_when(data, 'paused_at')}: {data['reason']}."
     return f"Plugin {plugin} {since} `ductile plugin resume {plugin}` resumes it."
 
 
@@ -284,7 +290,8 @@ def _behind(data: Data) -> str:
 WAITING: Mapping[str, Sentence] = {
     "service_down": "The service is not running. Start it with `ductile system start`.",
     "queue_paused": lambda data: (
-        f"The queue was paused {_when(data, 'paused_at')}: {data['reason']}. `ductile queue resume` resumes it."
+        f"The queue was paused{_by(data)} {_when(data, 'paused_at')}: {data['reason']}. "
+        f"`ductile queue resume` resumes it."
     ),
     "paused": _paused,
     "blocked": "Plugin {plugin} cannot run: {reason}. Fix it, then run `ductile system reload`.",
@@ -395,6 +402,19 @@ def _service_down(data: Data) -> str:
     return f"The slot was due after the service was {how}, at {data['since']}. It has not started since."
 
 
+def _slot_paused(data: Data) -> str:
+    if not data.get("paused_at"):
+        return data.get("text") or skip_message(data["reason"])
+    reason = f": {data['text']}" if data.get("text") else ""
+    return f"The schedule was paused{_by(data)} {_when(data, 'paused_at')}{reason}"
+
+
+def _slot_skipped(data: Data) -> str:
+    text = skip_message(data["reason"])
+    text += f": job {data['open_job_id']}" if data.get("open_job_id") else ""
+    return text + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")
+
+
 SLOTS: Mapping[str, Sentence] = {
     "fired": _fired,
     "no_ledger": "There is no ledger yet.",
@@ -411,7 +431,7 @@ SLOTS: Mapping[str, Sentence] = {
     "not_checked": "The scheduler has not evaluated this slot. Check that the service is running.",
     "schedule_plugin_unavailable": "The scheduler does not evaluate this slot: plugin {plugin} {reason}.",
     "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
-    "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_paused": _slot_paused,
     "slot_service_down": _service_down,
     "slot_plugin_disabled": "The slot was due while plugin {plugin} was disabled (loaded at {since}).",
     "slot_excluded": lambda data: (
@@ -419,9 +439,7 @@ SLOTS: Mapping[str, Sentence] = {
         + (f" The next slot fires at {data['next']}." if data["next"] else "")
     ),
     "slot_faulty": lambda data: f"{skip_message(data['reason'])}: internal error: {data['error']}",
-    "slot_skipped": lambda data: (
-        skip_message(data["reason"]) + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")
-    ),
+    "slot_skipped": _slot_skipped,
 }
 
 
@@ -486,6 +504,10 @@ def _count(number: int, noun: str) -> str:
 
 def _when(data: Data, name: str) -> str:
     return format_when(data[name], data.get(NOW)) if data.get(name) else "a moment ago"
+
+
+def _by(data: Data) -> str:
+    return f" by {data['actor']}" if data.get("actor") else ""
 
 
 def _predicates(data: Data) -> str:

@@ -131,7 +131,7 @@ def _pause_reasons(waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
     for name, code in ((ALL_PLUGINS, "queue_paused"), (waiting.job.plugin, "paused")):
         if pause := queue.paused.get(name):
             data = {"plugin": name, "paused_at": to_text(pause.paused_at), "reason": pause.reason}
-            found.append(Reason(code, data))
+            found.append(Reason(code, data | ({"actor": pause.actor} if pause.actor else {})))
     return found
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from ductile.core.instance.lock import instance_lock
-from ductile.core.model import Note, Retried
+from ductile.core.model import Failed, Note, Retried
 from ductile.core.secret import Mask
 from ductile.explain.diagnosis import diagnose_job
 from ductile.explain.event import explain_event
 from ductile.explain.job import JobExplanation, explain_job
-from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
+from ductile.ledger.admin.job_actions import cancel, count_purgeable, end_queued_jobs, purge, retry
+from ductile.ledger.admin.pauses import pause
 from ductile.ledger.reports import job_details
+from ductile.ledger.reports.pagination import NEWEST
 from ductile.ledger.storage.connections import transaction
 from tests.cli.history import Past
 from tests.ledger.conftest import LedgerDriver, db, ledger, path
@@ -188,3 +190,46 @@ def test_a_queued_job_has_its_position_what_runs_and_an_estimate(ledger: LedgerD
     place = next(one for one in explain(ledger, path, last).reasons if one.code == "behind")
     assert (place.data["position"], place.data["estimate_seconds"]) == (1, 1.0)
     assert place.words.startswith("The job is next. Running now: echo.poll (job ")
+
+
+@pytest.mark.usefixtures("service")
+def test_an_act_of_an_operator_names_its_actor(ledger: LedgerDriver, path: Path) -> None:
+    """Who cancelled, purged, retried, replayed and paused."""
+    cancelled, purged, retried = (ledger.enqueue(plugin=name).job_id for name in ("one", "two", "three"))
+    running = ledger.claim_one("three")
+    ledger.end(running, Failed("no"))
+    with transaction(ledger.db):
+        cancel(ledger.db, cancelled, "wrong host", now=ledger.now, actor="token:ci")
+        purge(ledger.db, "two", count_purgeable(ledger.db, "two", NEWEST).up_to, "moved", now=ledger.now, actor="token:ci")
+        retry(ledger.db, retried, now=ledger.now, actor="token:ci")
+        pause(ledger.db, "three", "moved", now=ledger.now, actor="token:ci")
+    copy = ledger.enqueue(plugin="four", replay_of=cancelled, actor="token:ci").job_id
+
+    found = {
+        reason.code: (reason.data.get("actor"), "token:ci" in reason.words)
+        for job_id in (cancelled, purged, retried, copy)
+        for reason in explain(ledger, path, job_id).reasons
+    }
+    for code in ("cancelled", "purged", "retried", "paused", "replayed"):
+        assert found[code] == ("token:ci", True), code
+
+
+@pytest.mark.usefixtures("service")
+def test_a_job_that_is_being_stopped_names_the_actor(ledger: LedgerDriver, path: Path) -> None:
+    ledger.enqueue()
+    job = ledger.claim_one()
+    with transaction(ledger.db):
+        cancel(ledger.db, job.id, "not needed", now=ledger.now, actor="uid:1000(ann)")
+
+    (reason,) = explain(ledger, path, job.id).reasons
+    assert "by uid:1000(ann)" in reason.words
+
+
+def test_a_diagnosis_names_the_actors(ledger: LedgerDriver, path: Path) -> None:
+    job_id = ledger.enqueue(actor="token:web").job_id
+    with transaction(ledger.db):
+        cancel(ledger.db, job_id, "wrong host", now=ledger.now, actor="token:ci")
+
+    bundle = diagnose_job(ledger.db, path, job_id, Mask())
+    acts = {row["kind"]: row.get("actor") for row in bundle["journal"]}
+    assert (bundle["actor"], acts["job.cancel_requested"]) == ("token:web", "token:ci")

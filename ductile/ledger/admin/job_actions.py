@@ -356,12 +356,13 @@ def purge(
     `up_to` is fixed when the purge begins, so that follow-up jobs of purged jobs stay.
     """
     rows = db.execute(OLDEST_PURGEABLE, {"plugin": plugin, "up_to": up_to, "limit": limit}).fetchall()
+    why = {"reason": reason, **({"actor": actor} if actor else {})}
     ended = [
         end_queued(
             db,
             job_id,
             attempt,
-            Dead(f"cancelled: {reason}", code=OutcomeCode.PURGED, data={"reason": reason}),
+            Dead(f"cancelled: {reason}", code=OutcomeCode.PURGED, data=why),
             now=now,
             rule=rule,
             default_ttl=default_ttl,
