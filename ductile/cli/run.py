@@ -15,6 +15,8 @@ from ductile.cli.base import options, output
 from ductile.cli.base.click_base import SuggestingGroup
 from ductile.cli.base.terminal import state
 
+MAX_TEXT = 160
+
 PLUGIN_RUN = "plugin"
 """The name under which the group has the command `plugin run`."""
 
@@ -206,7 +208,7 @@ def _job_row(view: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, ...]
         f"ran {_sum(job, 'running')} ms",
         f"after {', '.join(sources)}" if sources else "",
         job["job_id"],
-        " ".join(display_error(job).split())[:80],
+        " ".join((job.get("words") or display_error(job)).split())[:MAX_TEXT],
     )
 
 

@@ -255,6 +255,7 @@ def _envelope(db: Db, event_id: str, jobs: list[Job], rows: list[JournalEntry]) 
     for row in rows:
         found["type"] = found["type"] or row.data.get("type")
         found["at"] = found["at"] or to_text(row.at)
+        found["source"] = found["source"] or row.data.get("source")
     ids = [job.parent_job_id for job in jobs] + [row.job_id for row in rows]
     for job_id in filter(None, dict.fromkeys(ids)):
         if emitted := _emitted(db, job_id, event_id):

@@ -15,9 +15,9 @@ from ductile.explain.finished import (
     dropped_follow_ups,
     early_responses,
     events_without_jobs,
+    operator_acts,
     orphaned,
     outcome_reason,
-    operator_acts,
     past_waits,
     running,
     with_actor,
@@ -110,7 +110,12 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
         found = [state, *found] if ended_well and state.code == "run_failed" else [*found, state]
         continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if ended_well else []
         commands = continued or commands
-    found += [*operator_acts(report), *early_responses(report), *dropped_follow_ups(db, job), *events_without_jobs(report)]
+    found += [
+        *operator_acts(report),
+        *early_responses(report),
+        *dropped_follow_ups(db, job),
+        *events_without_jobs(report),
+    ]
     return JobExplanation(report=report, reasons=tuple(found), run=run, next_commands=tuple(commands))
 
 

@@ -226,9 +226,7 @@ RUNNING: Mapping[str, Sentence] = {
         f"The job was cancelled{_by(data)} {_when(data, 'cancel_requested_at')} ({data.get('reason')}). "
         f"Its process is stopping."
     ),
-    "retried": lambda data: (
-        f"Attempt {data['attempt']} was requested{_by(data)} {_when(data, 'requeued_at')}."
-    ),
+    "retried": lambda data: f"Attempt {data['attempt']} was requested{_by(data)} {_when(data, 'requeued_at')}.",
     "replayed": lambda data: f"The job is a replay of job {data['replay_of']}, requested{_by(data)}.",
     "service_died": _service_died,
     "unexplained": "The job ended {status}. The ledger has no reason for it: {error}",

@@ -253,8 +253,8 @@ def _decided(
     for row in _latest_time_first(skips):
         if not _is_hold(row) and _passed_over(table, row, slot_at):
             reason, used = row.data["reason"], (*holds, row)
-            data = {name: row.data[name] for name in ("reason", "count", "open_job_id") if name in row.data}
-            why = Reason("slot_skipped", data)
+            names: tuple[str, ...] = ("reason", "count", "open_job_id")
+            why = Reason("slot_skipped", {name: row.data[name] for name in names if name in row.data})
             return SlotExplanation(slot_at=slot_at, verdict="skipped", why=why, skip_reason=reason, rows=used)
     if holds and entry.held_reason and (entry.last_slot_at or slot_at - TICK) < slot_at:
         reason, until = holds[-1].data["reason"], entry.next_run_at

@@ -100,7 +100,7 @@ def test_a_diagnosis_leads_to_the_diagnosis_of_the_job_that_failed_the_run(ledge
 def test_an_event_without_a_job_names_the_decision(ledger: LedgerDriver) -> None:
     """The first decision that is more than that nothing matched."""
     ledger.enqueue()
-    about = {"event_id": EVENT, "type": "t.done"}
+    about = {"event_id": EVENT, "type": "t.done", "source": "webhook:/hook"}
     notes = (
         Note(kind="event.unmatched", data=about),
         Note(kind="pipeline.skipped", data={**about, "pipeline": "big", "reason": "if is false"}),
@@ -114,6 +114,7 @@ def test_an_event_without_a_job_names_the_decision(ledger: LedgerDriver) -> None
         "pipeline.skipped",
     )
     assert [decision.reason.code for decision in found.decisions] == ["event.unmatched", "pipeline.skipped"]
+    assert found.source == "webhook:/hook"
 
 
 def test_a_job_names_its_events_that_led_to_no_job(ledger: LedgerDriver, path: Path) -> None:
@@ -200,7 +201,8 @@ def test_an_act_of_an_operator_names_its_actor(ledger: LedgerDriver, path: Path)
     ledger.end(running, Failed("no"))
     with transaction(ledger.db):
         cancel(ledger.db, cancelled, "wrong host", now=ledger.now, actor="token:ci")
-        purge(ledger.db, "two", count_purgeable(ledger.db, "two", NEWEST).up_to, "moved", now=ledger.now, actor="token:ci")
+        up_to = count_purgeable(ledger.db, "two", NEWEST).up_to
+        purge(ledger.db, "two", up_to, "moved", now=ledger.now, actor="token:ci")
         retry(ledger.db, retried, now=ledger.now, actor="token:ci")
         pause(ledger.db, "three", "moved", now=ledger.now, actor="token:ci")
     copy = ledger.enqueue(plugin="four", replay_of=cancelled, actor="token:ci").job_id

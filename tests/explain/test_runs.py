@@ -8,7 +8,7 @@ import pytest
 
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound
-from ductile.core.model import Failed, Job, Retried
+from ductile.core.model import Failed, Job, JobStatus, OutcomeCode, Prefinished, Retried
 from ductile.explain.runs.listing import run_page
 from ductile.explain.runs.timeline import run_timeline
 from ductile.ledger.reports.pagination import ListFilter
@@ -170,3 +170,14 @@ def test_a_run_that_has_left_the_queue_is_read_from_the_log(ledger: LedgerDriver
     assert (view["status"], view["jobs"], len(view["edges"])) == ("succeeded", 2, 1)
     with pytest.raises(NotFound):
         run_timeline(ledger.db, path, "none")
+
+
+def test_a_step_that_did_not_run_has_the_values_of_its_condition(ledger: LedgerDriver, path: Path) -> None:
+    predicate = {"path": "payload.vip", "op": "eq", "value": True, "found": False, "holds": False}
+    ended = Prefinished(
+        status=JobStatus.SUCCEEDED, code=OutcomeCode.CONDITION_FALSE, data={"predicates": [predicate]}, result="{}"
+    )
+    root = ledger.fan_out(ledger.new(plugin="core.switch", step_id="gift__switch", prefinished=ended))
+
+    switch = run_timeline(ledger.db, path, root.id)["timeline"][1]
+    assert "payload.vip eq true is false: found false" in str(switch["words"])

@@ -241,7 +241,9 @@ def _resolve_overlap(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now:
         case "skip":
             return Overlap(slots=missed, dropped=on_time, reason=SkipReason.ALREADY_RUNNING, open_job_id=outstanding[0])
         case "queue" if len(outstanding) >= max(planned.configured.entry.max_outstanding_polls, MIN_OUTSTANDING):
-            return Overlap(slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT, open_job_id=outstanding[0])
+            return Overlap(
+                slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT, open_job_id=outstanding[0]
+            )
         case "cancel":
             return _cancel_outstanding(db, outstanding, due, now)
         case _:

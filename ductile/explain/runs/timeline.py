@@ -5,7 +5,7 @@ is the job before the split, so what a join waited for is found from its members
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
-from ductile.core.model import AttemptStatus, Job, JobStatus
+from ductile.core.formats.stored_json import load_stored_object
+from ductile.core.model import AttemptStatus, Job, JobStatus, OutcomeCode
 from ductile.explain.orphaned import mark_orphans
+from ductile.explain.reason import Reason
 from ductile.explain.runs.listing import RunHeadView, run_head
 from ductile.ledger.reports.runs import stored_runs
 from ductile.ledger.reports.runs.stored_runs import RunAttempt
@@ -52,6 +54,7 @@ class RunJobView(TypedDict):
     step_id: Omittable[str]
     status: JobStatus
     outcome_code: Omittable[Annotated[str, "Why it ended"]]
+    words: Omittable[Annotated[str, "Which condition is false and the values it found, if its step did not run"]]
     attempt: Ordinal
     max_attempts: Ordinal
     is_join: Omittable[bool]
@@ -95,7 +98,7 @@ def run_timeline(db: Db, ledger: Path, job_id: str) -> RunTimelineView:
     }
 
 
-def _job_view(job: Job, attempts: Iterable[RunAttempt]) -> RunJobView:
+def _job_view(job: Job, attempts: Sequence[RunAttempt]) -> RunJobView:
     view: RunJobView = {
         "job_id": job.id,
         "plugin": job.plugin,
@@ -104,6 +107,7 @@ def _job_view(job: Job, attempts: Iterable[RunAttempt]) -> RunJobView:
         "step_id": job.step_id,
         "status": job.status,
         "outcome_code": job.outcome_code,
+        "words": _bypassed(job, attempts[-1]) if attempts else None,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "is_join": job.is_join or None,
@@ -114,6 +118,13 @@ def _job_view(job: Job, attempts: Iterable[RunAttempt]) -> RunJobView:
         "spans": list(_spans(job, attempts)),
     }
     return without_none(view)
+
+
+def _bypassed(job: Job, last: RunAttempt) -> str | None:
+    """Return why the step of a switch did not run; None for other jobs."""
+    if last.outcome_code != OutcomeCode.CONDITION_FALSE:
+        return None
+    return Reason(last.outcome_code, {"step_id": job.step_id, **load_stored_object(last.outcome_data)}).words
 
 
 # ── times ───────────────────────────────────────────────────────────────────────────────────────────────────────────

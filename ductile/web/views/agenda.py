@@ -95,8 +95,13 @@ def schedule_why(
     else:
         found = explain_slot(db, plugin, schedule, at, now, unavailable=snapshot.why_unavailable(plugin))
     view = slot_view(found, get_zone(schedule))
-    about = {"plugin": plugin, "schedule_id": schedule.id, "when": format_trigger(schedule)}
-    return {**about, **view, "next": next_commands(plugin, schedule.id, found)}
+    return {
+        "plugin": plugin,
+        "schedule_id": schedule.id,
+        "when": format_trigger(schedule),
+        **view,
+        "next": next_commands(plugin, schedule.id, found),
+    }
 
 
 # ── agenda ────────────────────────────────────────────────────────────────────────────────────────────────────────────
