@@ -201,7 +201,7 @@ def _job_row(view: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, ...]
 
     sources = [_name(view, edge["source"]) for edge in view["edges"] if edge["target"] == job["job_id"]]
     return (
-        job.get("step_id") or job["plugin"],
+        _step(job),
         f"{job['plugin']}.{job['command']}",
         f"{job['status']} (tolerated)" if job.get("tolerated") else display_status(job),
         f"waited {_sum(job, 'waiting', 'retry_wait')} ms",
@@ -212,8 +212,13 @@ def _job_row(view: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, ...]
     )
 
 
+def _step(job: Mapping[str, Any]) -> str:
+    """Return the step of the job, with the indexes of its foreach items: `fetch[0]`."""
+    return str(job.get("step_id") or job["plugin"]) + "".join(f"[{index}]" for index in job.get("indexes", ()))
+
+
 def _name(view: Mapping[str, Any], job_id: str) -> str:
-    return next(str(job.get("step_id") or job["plugin"]) for job in view["timeline"] if job["job_id"] == job_id)
+    return next(_step(job) for job in view["timeline"] if job["job_id"] == job_id)
 
 
 def _sum(job: Mapping[str, Any], *kinds: str) -> int:

@@ -12,6 +12,7 @@ from ductile.core.format_time import format_when
 from ductile.core.formats import strict_json
 from ductile.core.model import OutcomeCode
 from ductile.core.units import format_duration
+from ductile.pipeline.language.parse import SWITCH_SUFFIX
 
 Data = Mapping[str, Any]
 Sentence = str | Callable[[Data], str]
@@ -88,8 +89,12 @@ def _joined(data: Data) -> str:
 
 
 def _condition_false(data: Data) -> str:
-    head = f"The condition of step {data.get('step_id')} is false, so the step does not run"
+    head = f"The condition of step {_step_of_switch(data)} is false, so the step does not run"
     return f"{head}: {format_predicates(data['predicates'])}" if data.get("predicates") else f"{head}."
+
+
+def _step_of_switch(data: Data) -> str:
+    return str(data.get("step_id")).removesuffix(SWITCH_SUFFIX)
 
 
 def _not_joined(data: Data) -> str:
@@ -129,7 +134,9 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.RELAYED: _relayed,
     OutcomeCode.JOINED: _joined,
     OutcomeCode.DECIDED: "Ductile decided this job. No plugin ran.",
-    OutcomeCode.CONDITION_TRUE: "The condition of step {step_id} is true, so the step runs.",
+    OutcomeCode.CONDITION_TRUE: lambda data: (
+        f"The condition of step {_step_of_switch(data)} is true, so the step runs."
+    ),
     OutcomeCode.CONDITION_FALSE: _condition_false,
     OutcomeCode.DEDUPLICATED: "Job {winner} with the same dedupe key {dedupe_key!r} succeeded before this job started.",
     OutcomeCode.NOTHING_TO_JOIN: "Every job that the join would have joined was a duplicate.",

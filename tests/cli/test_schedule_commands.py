@@ -692,6 +692,7 @@ def test_system_breaker_shows_state_and_transitions(run: Run, home: Home) -> Non
     assert (shown["command"], shown["state"], shown["failure_count"]) == ("poll", "open", 3)
     assert (shown["opened_at"], shown["probe_from"]) == ("2026-03-09T12:00:00.000000Z", "2026-03-09T12:30:00.000000Z")
     (change,) = shown["transitions"]
+    assert change["actor"] is None
     assert (change["from_state"], change["to_state"], change["reason"], change["job_id"]) == (
         "closed",
         "open",
@@ -701,6 +702,15 @@ def test_system_breaker_shows_state_and_transitions(run: Run, home: Home) -> Non
     text = run("system", "breaker", "echo", "--config", home.path).stdout
     assert text.startswith("echo.poll: open, failures 3\n")
     assert "closed → open  failure_threshold" in text
+
+
+def test_system_breaker_names_who_reset_it(run: Run, home: Home) -> None:
+    with closing(open_writer(home.ledger)) as db, transaction(db):
+        open_one(db)
+        closed = BreakerChange(Breaker(plugin="echo", command="poll"), "manual_reset")
+        breakers.put(db, closed, now=datetime(2026, 3, 9, 13, tzinfo=UTC), actor="token:ci")
+
+    assert "manual_reset by token:ci" in run("system", "breaker", "echo", "--config", home.path).stdout
 
 
 def test_an_unused_breaker_is_closed(run: Run, home: Home) -> None:

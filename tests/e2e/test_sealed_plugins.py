@@ -108,7 +108,7 @@ def test_diagnose_and_replay_name_the_changed_file(home: Home, helper: Path, sta
     poll_until(lambda: home.rows("SELECT id FROM job_log WHERE job_id = ?", failed))
     diagnosis = ductile_json(home, "job", "diagnose", failed)
     assert diagnosis["since_last_success"]["changes"]["plugin"] == ["files.helper.sh"]
-    assert "plugin files: files.helper.sh" in ductile(home, "job", "diagnose", failed).stdout
+    assert "plugin files: helper.sh" in ductile(home, "job", "diagnose", failed).stdout
     replayed = ductile_json(home, "job", "replay", first, "--dry-run")
     assert replayed["changes"]["plugin"] == ["files.helper.sh"]
 

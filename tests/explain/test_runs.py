@@ -180,4 +180,12 @@ def test_a_step_that_did_not_run_has_the_values_of_its_condition(ledger: LedgerD
     root = ledger.fan_out(ledger.new(plugin="core.switch", step_id="gift__switch", prefinished=ended))
 
     switch = run_timeline(ledger.db, path, root.id)["timeline"][1]
+    assert "of step gift is false" in str(switch["words"])
     assert "payload.vip eq true is false: found false" in str(switch["words"])
+
+
+def test_a_job_of_a_foreach_has_the_index_of_its_item(ledger: LedgerDriver, path: Path) -> None:
+    root = ledger.fan_out(*(ledger.new(plugin="x", step_id="each", child_key=f"e/run/each/{n}/{n}") for n in (0, 1)))
+
+    timeline = run_timeline(ledger.db, path, root.id)["timeline"]
+    assert [job.get("indexes") for job in timeline] == [None, [0], [1]]

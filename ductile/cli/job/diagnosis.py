@@ -13,6 +13,7 @@ MAX_TEXT_LINES = 12
 FACTS = ("submitted_by", "actor", "pipeline", "step_id", "schedule_id", "replay_of")
 MOMENTS = ("created_at", "started_at", "completed_at")
 DOCUMENTS = ("exit", "request", "response")
+FILES = {"entrypoint_hash": "entrypoint", "manifest_hash": "manifest"}
 
 
 def diagnosis_lines(shown: Mapping[str, Any]) -> list[str]:
@@ -72,7 +73,8 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
     if not changes["known"]:
         lines = ["configuration then: no longer on record"]
     else:
-        lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
+        files = ", ".join(FILES.get(name, name.removeprefix("files.")) for name in changes["plugin"])
+        lines = [f"plugin files: {files}"] if files else []
         lines += config_lines(changes["config"])
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
         lines += [f"config of other plugins: {', '.join(changes['other_plugins'])}"] if changes["other_plugins"] else []

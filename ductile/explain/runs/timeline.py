@@ -21,6 +21,7 @@ from ductile.explain.runs.listing import RunHeadView, run_head
 from ductile.ledger.reports.runs import stored_runs
 from ductile.ledger.reports.runs.stored_runs import RunAttempt
 from ductile.ledger.storage.db import Db
+from ductile.pipeline.run.cursor import indexes_in
 
 
 class RunSpanKind(StrEnum):
@@ -52,6 +53,7 @@ class RunJobView(TypedDict):
     command: str
     pipeline: Omittable[str]
     step_id: Omittable[str]
+    indexes: Omittable[Annotated[list[int], "Its item of each foreach around it, from 0, outermost first"]]
     status: JobStatus
     outcome_code: Omittable[Annotated[str, "Why it ended"]]
     words: Omittable[Annotated[str, "Which condition is false and the values it found, if its step did not run"]]
@@ -105,6 +107,7 @@ def _job_view(job: Job, attempts: Sequence[RunAttempt]) -> RunJobView:
         "command": job.command,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
+        "indexes": list(indexes_in(job.child_key or "")) or None,
         "status": job.status,
         "outcome_code": job.outcome_code,
         "words": _bypassed(job, attempts[-1]) if attempts else None,
