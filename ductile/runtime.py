@@ -290,7 +290,7 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
 
 
 def _is_healthy(rt: Runtime, ledger: Ledger) -> bool:
-    """Return True while `/healthz` answers 200 and the service accepts work."""
+    """Return True while `/healthz` returns 200 and the service accepts work."""
     stuck_seconds = max(ledger.stuck_seconds(), rt.scheduler_lag())
     return not (ledger.broken.is_set() or rt.stopping.is_set()) and stuck_seconds < MAX_STUCK_SECONDS
 

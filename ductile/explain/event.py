@@ -26,7 +26,7 @@ from ductile.pipeline.run.events import event_id as derived_event_id
 
 HINT = "The journal is kept for service.job_transitions_retention. `ductile job inspect` shows the events of a job."
 MAX_EVENTS, DEFAULT_EVENTS = 100, 5
-"""Events of one type that one answer explains."""
+"""Events of one type that one response explains."""
 UNMATCHED, DEDUPLICATED = "event.unmatched", "job.deduplicated"
 DECISION_FIELDS = ("pipeline", "step_id", "reason", "predicates", "winner")
 EventVerdict = Literal["matched", "duplicate", "unmatched"]

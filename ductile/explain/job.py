@@ -33,7 +33,7 @@ from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
 from ductile.ledger.reports.trees import RunSummary
 from ductile.ledger.storage.db import Db
 
-ENDED_WELL = (JobStatus.SUCCEEDED, JobStatus.SKIPPED)
+NOT_FAILED = (JobStatus.SUCCEEDED, JobStatus.SKIPPED)
 
 
 class BriefAttemptView(TypedDict):
@@ -106,9 +106,9 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
     found = _job_reasons(db, ledger, report, is_up=is_up)
     commands = _next_commands(job, found[0].code, in_queue=report.in_queue)
     if run := trees.summarize_run(db, job):
-        state, ended_well = run_reason(run, has_service=is_up), job.status in ENDED_WELL
-        found = [state, *found] if ended_well and state.code == "run_failed" else [*found, state]
-        continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if ended_well else []
+        state, has_not_failed = run_reason(run, has_service=is_up), job.status in NOT_FAILED
+        found = [state, *found] if has_not_failed and state.code == "run_failed" else [*found, state]
+        continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if has_not_failed else []
         commands = continued or commands
     found += [
         *operator_acts(report),

@@ -85,7 +85,7 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
         report["running"] = is_running = check_lock(checks, ledger)
         report["service"] = _request_health(checks, ledger) if is_running else None
-        # A service that answers has validated the configuration itself; only it knows its environment.
+        # A service that responds has validated the configuration itself; only it knows its environment.
         snapshot = None if report["service"] else load_config(checks, root).snapshot
         facts, found = _ledger_facts(checks, ledger, report["service"], is_running=is_running)
         report |= facts
@@ -165,7 +165,7 @@ def check_lock(checks: Checks, ledger: Path) -> bool:
 
 
 def _request_health(checks: Checks, ledger: Path) -> dict[str, Any] | None:
-    """Request the health of the service and its validation of the configuration; None if it does not answer."""
+    """Request the health of the service and its validation of the configuration; None if it does not respond."""
     from ductile.cli.base.client import Client
     from ductile.web.server.listeners import local_socket_path
 

@@ -1,4 +1,4 @@
-"""Queue a claimed job again without using up an attempt, and the outbox: relay jobs whose instance does not answer.
+"""Queue a claimed job again without using up an attempt, and the outbox: relay jobs whose instance does not respond.
 
 A relay job is an ordinary row of the queue. The relay package decides when it is postponed, the engine decides for jobs
 of plugins.
