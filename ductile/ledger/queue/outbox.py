@@ -65,7 +65,10 @@ WAKE_TRIED = """
 
 
 def wake_all(db: Db, plugin: str, instance: str) -> int:
-    """Make all delayed jobs for the instance ready, also failed ones. Return their number."""
+    """Make the jobs that wait for the instance ready, and every failed job of the plugin. Return their number.
+
+    A failed job can be for another instance: the row of a pipeline step does not have its instance.
+    """
     return wake(db, instance) + db.execute(WAKE_TRIED, (plugin,)).rowcount
 
 
