@@ -22,6 +22,7 @@ from ductile.plugin.registry import Plugin
 
 MAX_REPORTED_CYCLES = 20
 _REFERENCE = re.compile(r"(?:payload|context|item)(?:\.[\w-]+)*", re.ASCII)
+_WITH_DOLLAR = re.compile(rf"\$\{{({_REFERENCE.pattern})\}}", re.ASCII)
 _DOUBLED = re.compile(r"\{\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}\}", re.ASCII)
 
 
@@ -174,6 +175,8 @@ def _wrong_braces(value: Any, where: str) -> Iterator[tuple[str, str]]:
                 yield from _wrong_braces(item, f"{where}[{index}]")
         case str() if found := _DOUBLED.search(value):
             yield where, f"has double braces, which are literal text; {_with_single_braces(found[1])}"
+        case str() if found := _WITH_DOLLAR.fullmatch(value):
+            yield where, f"has a '$', which is literal text here; {_with_single_braces(found[1])}"
 
 
 def _is_bare_reference(member: tuple[str, Any]) -> bool:

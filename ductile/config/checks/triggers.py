@@ -7,12 +7,13 @@ types that begin like those of a plugin or webhook are reported, unless a plugin
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 from ductile.config.load.load import Config
 from ductile.config.sections.settings import Peer, WebhookEndpoint
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.pipeline.compile.plan import Plan
+from ductile.pipeline.language.dsl import Signal
 from ductile.plugin.registry import Plugin
 
 ALARMS = ("schedule.late", "job.overdue")
@@ -33,6 +34,12 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
         peers = _peers(config, plan)
         declared = {*ALARMS, *chain(*sources.values()), *chain(*(peer.accept for peer in peers))}
         if plan.on in declared or _is_configured(config, sources, plan.on) or _comes_from_webhook(config, plan):
+            continue
+        if plan.on in get_args(Signal):
+            message = (
+                f"no plugin, webhook or relay declares {plan.on!r}; for the end of jobs or runs, use on-hook: {plan.on}"
+            )
+            yield config.complaint(message, f"{plan.where}.on", "pipelines")
             continue
         hint = did_you_mean(plan.on, sorted(declared))
         is_unavailable = plan.from_plugin is not None and not sources
