@@ -255,7 +255,7 @@ def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[d
     from ductile.ops.health import HealthResult, check_plugins, read_plugin_states
 
     answers = check_plugins(snapshot, read_plugin_states(snapshot, ledger))
-    unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in sorted(snapshot.failed_to_load)]
+    unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in snapshot.unusable_entries]
     for result in (*answers, *unusable):
         if not result.ok:
             detail, fix = f"{result.plugin}: {result.detail}", f"ductile plugin show {shlex.quote(result.plugin)}"

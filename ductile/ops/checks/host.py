@@ -44,7 +44,7 @@ def _is_unsynchronised() -> bool:
 def check_plugins_usable(installation: Installation) -> Iterator[Finding]:
     """Yield the configured plugins that cannot be loaded."""
     if snapshot := installation.snapshot:
-        for name in sorted(snapshot.failed_to_load):
+        for name in snapshot.unusable_entries:
             detail = f"{name} {snapshot.unavailable[name]}"
             yield Finding("plugin_unusable", Severity.PROBLEM, detail, "Run `ductile plugin list`.")
 

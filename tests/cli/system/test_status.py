@@ -39,6 +39,19 @@ def test_an_unhealthy_plugin_fails_the_status(run: Run, installed: Path) -> None
     assert "pump: the pump is dry" in answer.stdout
 
 
+def test_only_a_configured_plugin_that_cannot_run_fails_the_status(run: Run, installed: Path) -> None:
+    """An installed plugin without an entry may lack configuration, such as the base of an alias."""
+    add_plugin(installed, "pager", WELL)
+    manifest = installed / "plugins" / "pager" / "manifest.yaml"
+    manifest.write_text(f"{manifest.read_text()}config_keys: {{required: [channel]}}\n")
+    status = ("system", "status", "--config", installed)
+
+    assert run(*status).stdout.startswith("System Status: HEALTHY")
+    assert "plugin_unusable" not in run("system", "doctor", "--config", installed).stdout
+    run("config", "plugin", "set", "pager", "enabled", "true", "--config", installed)
+    assert "plugin_health: pager: lacks required config: channel" in run(*status).stdout
+
+
 def test_a_stopped_service_is_reported_and_no_failure(run: Run, installed: Path) -> None:
     answer = run("system", "status", "--config", installed)
 

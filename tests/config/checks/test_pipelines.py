@@ -509,6 +509,18 @@ HOOKS: dict[str, tuple[str, str, list[str]]] = {
         "plugins: {other: {uses: echo, notify_on_complete: true}}",
         ["pipelines[0].on-hook: cannot be triggered: plugin echo does not have notify_on_complete: true"],
     ),
+    "hooks of runs and alarms, which every plugin can trigger": (
+        "- {name: h, on-hook: run.failed, steps: [{uses: echo}]}\n"
+        "- {name: i, on-hook: run.completed, from_plugin: echo, steps: [{uses: echo}]}\n"
+        "- {name: j, on-hook: schedule.late, steps: [{uses: echo}]}",
+        "",
+        [],
+    ),
+    "a hook of runs, which does not trigger itself": (
+        "- {name: h, on-hook: run.failed, steps: [{uses: echo}]}",
+        "plugins: {echo: {notify_on_complete: true}}",
+        [],
+    ),
     "a hook that reads the context": (
         "- {name: h, on-hook: job.failed, if: {path: context.x, op: exists}, steps: [{uses: echo}]}",
         "plugins: {other: {uses: echo, notify_on_complete: true}}",
