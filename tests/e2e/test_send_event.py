@@ -32,6 +32,20 @@ def test_a_sent_event_starts_the_pipelines_that_it_triggers(home: Home, start: S
     assert (ended["status"], ended["submitted_by"], ended["actor"]) == ("succeeded", "api", "token:e2e")
 
 
+def test_a_run_that_begins_with_branches_is_queued_while_they_are_open(home: Home, start: Start) -> None:
+    """Its root job starts the branches and has already succeeded. A run without a branch has ended."""
+    home.plugin("ok", OK)
+    branch = "{id: %s, uses: ok, if: {path: payload.code, op: gt, value: 0}}"
+    home.add(f"pipelines:\n  - {{name: fan, on: fan.out, steps: [{{split: [{branch % 'a'}, {branch % 'b'}]}}]}}\n")
+    service = start()
+
+    sent = [service.ask("POST", "/event/fan.out", {"payload": {"code": code}})[1] for code in (1, 0)]
+    planned = service.ask("POST", "/event/fan.out?dry_run=true", {"payload": {"code": 1}})[1]
+
+    assert [view["jobs"][0]["status"] for view in sent] == ["queued", "succeeded"]
+    assert planned["jobs"][0]["status"] == "queued"
+
+
 def test_an_event_that_starts_nothing_says_why(home: Home, start: Start) -> None:
     """It is recorded with its actor. Reserved and invalid types are refused."""
     home.plugin("ok", OK)

@@ -40,7 +40,7 @@ class StartedRunView(TypedDict):
     """The root job of a run that the event starts."""
 
     job_id: Annotated[str, "The root job; null for a dry run"] | None
-    status: JobStatus
+    status: Annotated[JobStatus, "`queued` if a job of the run will start, otherwise the status of the root job"]
     plugin: str
     command: str
     pipeline: str | None
@@ -158,9 +158,11 @@ def _view(
 def _started(run: FollowUps, root: Enqueued | None) -> StartedRunView:
     first = run.children[0]
     status = first.prefinished.status if first.prefinished else JobStatus.QUEUED
+    is_new = root is None or root.is_new
+    starts_a_job = is_new and any(child.prefinished is None and not child.is_join for child in run.children)
     return {
         "job_id": root.job_id if root else None,
-        "status": root.status if root else status,
+        "status": JobStatus.QUEUED if starts_a_job else root.status if root else status,
         "plugin": first.plugin,
         "command": first.command,
         "pipeline": first.pipeline,

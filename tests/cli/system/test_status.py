@@ -48,7 +48,7 @@ def test_only_a_configured_plugin_that_cannot_run_fails_the_status(run: Run, ins
 
     assert run(*status).stdout.startswith("System Status: HEALTHY")
     assert "plugin_unusable" not in run("system", "doctor", "--config", installed).stdout
-    run("config", "plugin", "set", "pager", "enabled", "true", "--config", installed)
+    (installed / "plugins.yaml").write_text("plugins: {pager: {}}\n")
     assert "plugin_health: pager: lacks required config: channel" in run(*status).stdout
 
 

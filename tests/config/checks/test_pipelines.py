@@ -162,7 +162,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
             - uses: x
               if: payload.ok  # here
         """,
-        "pipelines[0].steps[0].if: expected a mapping such as {path: payload.status, op: eq, value: ok}, got a single value",
+        "pipelines[0].steps[0].if: expected a mapping such as {path: payload.status, op: eq, value: ok}, got",
     ),
     "an event type that peers would reject": (
         """
