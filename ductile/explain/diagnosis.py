@@ -14,7 +14,7 @@ from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp
 from ductile.core.formats.stored_json import load_stored
 from ductile.core.model import Job, JobStatus, is_control_plugin
 from ductile.core.secret import Mask
-from ductile.explain.changes import RunConditions, changes_since
+from ductile.explain.changes import RunConditions, changes_since, conditions_now
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
 from ductile.explain.run import RunStateView, run_failures, run_state
@@ -176,7 +176,10 @@ def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
 
 
 def _since_success(db: Db, job: Job, last: LoggedAttempt | None) -> dict[str, Any] | None:
-    """Return the previous success of the same command, and what changed from then to this job."""
+    """Return the previous success of the same command, and what changed from then to this job.
+
+    A job without a recorded attempt is compared with the files on disk.
+    """
     if is_control_plugin(job.plugin):
         return None  # decisions of the core are no runs of a command that could be compared
     until = job.started_at or job.completed_at or datetime.now(UTC)
@@ -184,7 +187,9 @@ def _since_success(db: Db, job: Job, last: LoggedAttempt | None) -> dict[str, An
     if success is None:
         return None
     before = RunConditions.of(success.snapshot_id, success.plugin_changes)
-    own = RunConditions.of(job.started_snapshot_id or job.enqueued_snapshot_id, last.plugin_changes if last else None)
+    snapshot_id = job.started_snapshot_id or job.enqueued_snapshot_id
+    # Without a recorded attempt, the files on disk are those that run or keep the job from starting.
+    own = RunConditions.of(snapshot_id, last.plugin_changes) if last else conditions_now(db, job.plugin)
     changes = changes_since(db, before, job.plugin, since=success.completed_at, until=own)
     return {"job_id": success.job_id, "completed_at": to_text(success.completed_at), "changes": changes}
 

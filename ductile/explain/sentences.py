@@ -192,7 +192,7 @@ WAITED_FOR = {
     "unhealthy": "its plugin was unhealthy",
     "initialising": "the init of its plugin had not finished",
     "breaker": "the circuit breaker of its command was open",
-    "blocked": "its plugin could not run",
+    "blocked": "its plugin could not run or its instance did not answer",
     "drifted": "the files of its plugin were not those of the seal",
     "retry_time": "its retry time was not due",
     "held_key": "a job with the same dedupe key was running",

@@ -16,7 +16,8 @@ from ductile.ledger.tables import journal
 
 POSTPONE = f"""
     UPDATE job_queue
-       SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until,
+       SET status = 'queued', started_at = NULL, next_retry_at = :until,
+           failed_at = CASE WHEN :until IS NULL THEN failed_at ELSE :now END,
            lane = CASE WHEN :until IS NULL THEN plugin END, blocked_reason = :blocked_reason,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
      WHERE id = :id AND status = 'running' AND attempt = :attempt AND claimed_by = :run_id

@@ -10,7 +10,7 @@ import pytest
 
 from ductile.core.instance.lock import instance_lock
 from tests.cli.conftest import Run
-from tests.cli.system.conftest import A_JOB, SICK, WELL, add_plugin, change, ledger_of
+from tests.cli.system.conftest import A_JOB, CONFIG, SICK, WELL, add_plugin, change, ledger_of
 
 # ── status ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,6 +97,24 @@ def test_a_health_command_leaves_no_process_running(run: Run, installed: Path, t
 
     assert run("system", "status", "--config", installed).exit_code == 0
     assert not Path(f"/proc/{int(note.read_text())}").exists()
+
+
+def test_strict_mode_does_not_run_the_health_command_of_a_changed_plugin(
+    run: Run, installed: Path, tmp_path: Path
+) -> None:
+    """Neither `status` nor `doctor` starts it."""
+    (installed / "config.yaml").write_text(CONFIG + "service: {strict_mode: true}\n")
+    assert run("config", "lock", "--config", installed).exit_code == 0
+    script = installed / "plugins" / "echo" / "run"
+    script.write_text(script.read_text().replace("cat >", f"touch {tmp_path}/started\ncat >"))
+
+    report = run("system", "status", "--config", installed, "--json").json
+    run("system", "doctor", "--config", installed)
+
+    (echo,) = report["plugins"]
+    assert not echo["ok"]
+    assert echo["detail"].startswith("not run: plugin echo has a different entrypoint than sealed")
+    assert not (tmp_path / "started").exists()
 
 
 def test_health_commands_work_with_an_ignored_sigchld(run: Run, installed: Path) -> None:
