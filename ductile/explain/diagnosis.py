@@ -45,6 +45,7 @@ class DiagnosisView(TypedDict):
     plugin: str
     command: str
     status: JobStatus
+    outcome_code: Omittable[Annotated[str, "Why it ended; `cancelled` and `purged` are no failures"]]
     attempt: Ordinal
     max_attempts: Ordinal
     submitted_by: str
@@ -115,6 +116,7 @@ def _run(run: RunSummary | None, mask: Mask) -> dict[str, Any]:
 
 def _origin(job: Job) -> dict[str, Any]:
     content = {
+        "outcome_code": job.outcome_code,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,

@@ -55,6 +55,7 @@ class JobWhyView(TypedDict):
     plugin: str
     command: str
     status: JobStatus
+    outcome_code: Annotated[str, "Why it ended; `cancelled` and `purged` are no failures"] | None
     attempt: Ordinal
     max_attempts: Ordinal
     words: Omittable[Annotated[str, "The most important reason as a sentence"]]
@@ -85,6 +86,7 @@ class JobExplanation:
             "plugin": job.plugin,
             "command": job.command,
             "status": job.status,
+            "outcome_code": job.outcome_code,
             "attempt": job.attempt,
             "max_attempts": job.max_attempts,
             "words": self.words,

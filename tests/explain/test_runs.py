@@ -8,7 +8,7 @@ import pytest
 
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound
-from ductile.core.model import Failed, Job, JobStatus, OutcomeCode, Prefinished, Retried
+from ductile.core.model import Dead, Failed, Job, JobStatus, OutcomeCode, Prefinished, Retried, cancelled
 from ductile.explain.runs.listing import run_page
 from ductile.explain.runs.timeline import run_timeline
 from ductile.ledger.reports.pagination import ListFilter
@@ -41,6 +41,20 @@ def test_a_run_is_listed_once_with_the_states_of_its_steps(ledger: LedgerDriver,
         ("root", "succeeded", 1),
         ("work", "queued", 2),
     ]
+
+
+def test_a_step_that_an_operator_ended_has_the_code_of_that(ledger: LedgerDriver, path: Path) -> None:
+    """Only if no other job of the step is dead for another reason."""
+    ledger.fan_out(*(ledger.new(plugin="work", pipeline="p", step_id="each", child_key=str(n)) for n in (1, 2)))
+    work = ledger.claim(work=2).jobs
+    ledger.end(work[0], cancelled("by operator"))
+    ledger.end(work[1], cancelled("by operator"))
+    ledger.fan_out(*(ledger.new(plugin="work", pipeline="p", step_id="each", child_key=str(n)) for n in (1, 2)))
+    mixed = ledger.claim(work=2).jobs
+    ledger.end(mixed[0], cancelled("by operator"))
+    ledger.end(mixed[1], Dead("no luck", code=OutcomeCode.EXIT_78))
+    codes = [[step.get("outcome_code") for step in run["steps"]] for run in listed(ledger, path)]
+    assert [found[1:] for found in codes] == [[None], ["cancelled"]]
 
 
 def test_runs_are_filtered_by_their_state_and_by_the_pipelines_of_their_steps(ledger: LedgerDriver, path: Path) -> None:

@@ -213,6 +213,7 @@ def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
         "attempt": attempt.attempt,
         "at": moment(attempt.started_at),
         "status": str(attempt.status),
+        "outcome_code": attempt.outcome_code,
         "started_at": moment(attempt.started_at),
         "completed_at": moment(attempt.completed_at),
         "duration_ms": attempt.duration.total_seconds() * 1000 if attempt.duration is not None else None,
@@ -325,9 +326,11 @@ def _lines(shown: dict[str, Any]) -> list[str]:
 
 
 def _attempt_lines(attempt: dict[str, Any], max_attempts: int) -> list[str]:
+    from ductile.explain.orphaned import display_status
+
     took = f" in {attempt['duration_ms']:.0f} ms" if attempt["duration_ms"] is not None else ""
     ended = f", exit code {attempt['exit_code']}" if attempt["exit_code"] is not None else ""
-    lines = [f"  attempt {attempt['attempt']} of {max_attempts}: {state(attempt['status'])}{took}{ended}"]
+    lines = [f"  attempt {attempt['attempt']} of {max_attempts}: {state(display_status(attempt))}{took}{ended}"]
     lines += [f"    error: {attempt['error']}"] if attempt["error"] else []
     for name in ("result", "stderr"):
         if attempt[name]:
