@@ -85,6 +85,8 @@ def test_a_killed_service_needs_attention(home: Home, start: Start) -> None:
     shown = ductile(home, "system", "status")
     assert (shown.exit_code, shown.stdout.splitlines()[0]) == (1, "System Status: ATTENTION, NOT RUNNING")
     assert "next: ductile system start" in shown.stdout
+    findings = ductile_json(home, "system", "doctor", exit_code=1)["findings"]
+    assert "stopped_uncleanly" in [finding["name"] for finding in findings]
     service = start()
     assert ductile_json(home, "system", "status")["verdict"] == "healthy"
     service.stop()

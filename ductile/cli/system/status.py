@@ -203,7 +203,6 @@ def _ledger_facts(
     from ductile.ledger.storage.path_checks import ledger_exists
     from ductile.ledger.tables import breakers
     from ductile.ops.check_health import check_health
-    from ductile.web.server.listeners import is_socket_left
 
     try:
         if not ledger_exists(path):
@@ -220,7 +219,6 @@ def _ledger_facts(
                 path,
                 is_running=is_running,
                 is_degraded=service is not None and service["status"] != "ok",
-                was_killed=not is_running and is_socket_left(path.parent),
                 now=datetime.now(UTC),
             )
     except DuctileError as error:
