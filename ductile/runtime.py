@@ -401,7 +401,7 @@ async def _schedule(
 
 def _app_context(rt: Runtime, ctx: JobContext, pause_control: PausedPlugins) -> AppContext:
     """Return what request handlers can use of the engine."""
-    canceller = JobCanceller(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job)
+    canceller = JobCanceller(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job, ctx.metrics)
     return AppContext(
         ledger=ctx.ledger,
         hub=rt.hub,

@@ -71,8 +71,7 @@ def combined_status(jobs: list[Job]) -> StepStatus:
         status=status,
         jobs=len(jobs),
         duration=sum(durations, timedelta()) if durations else None,
-        tolerated=status in (JobStatus.FAILED, JobStatus.DEAD)
-        and all(job.tolerated for job in decisive),
+        tolerated=status in (JobStatus.FAILED, JobStatus.DEAD) and all(job.tolerated for job in decisive),
         outcome_code=codes.pop() if len(codes) == 1 else None,
     )
 
