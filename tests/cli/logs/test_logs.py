@@ -4,7 +4,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
-from ductile.cli.logs.event_format import event_line
+from ductile.cli.logs.event_format import details, event_line
 from ductile.core.clock import to_text
 from ductile.core.model import Failed, Succeeded
 from tests.cli.conftest import Answer, Run
@@ -39,6 +39,12 @@ def test_logs_selects_past_events_by_time_kind_and_text(run: Run, demo: Path) ->
     }
     found = {options: names(run("logs", "--json", "--config", demo, *options)) for options in cases}
     assert found == cases
+
+
+def test_the_status_of_a_schedule_is_shown_and_that_of_a_job_is_not_repeated() -> None:
+    """A pause and a resume are the same event."""
+    assert details({"schedule_id": "nightly", "status": "paused_manual"}) == "schedule_id=nightly status=paused_manual"
+    assert details({"job_id": "a-job", "to": "dead", "status": "dead", "attempt": 1}) == "attempt=1"
 
 
 def test_a_notification_is_shown_with_its_message() -> None:
