@@ -125,7 +125,7 @@ def _sent_lines(answer: dict[str, Any]) -> list[str]:
     lines = [_job_line(job, dry_run=answer["dry_run"]) for job in answer["jobs"]]
     if answer["reason"]:
         lines.append(f"{answer['event_type']} starts nothing: {answer['reason']}")
-    lines += [f"  pipeline {skipped['pipeline']} is skipped: {skipped['reason']}" for skipped in answer["skipped"]]
+    lines += [f"  {skipped['words']}" for skipped in answer["skipped"]]
     return lines
 
 

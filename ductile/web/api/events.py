@@ -13,6 +13,7 @@ from ductile.core.formats import strict_json
 from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import FollowUps, JobStatus
+from ductile.explain.reason import Reason
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.storage.db import Db
@@ -50,6 +51,7 @@ class StartedRunView(TypedDict):
 class SkippedPipelineView(TypedDict):
     pipeline: str
     reason: str
+    words: Annotated[str, "The reason as a sentence, with the values that the condition found"]
 
 
 class EventSentView(TypedDict):
@@ -135,7 +137,9 @@ def _view(
 ) -> EventSentView:
     jobs = [_started(run, root) for run, root in zip(runs, started, strict=True) if run.children]
     skipped = [
-        SkippedPipelineView(pipeline=note.data["pipeline"], reason=note.data["reason"])
+        SkippedPipelineView(
+            pipeline=note.data["pipeline"], reason=note.data["reason"], words=Reason(note.kind, note.data).words
+        )
         for run in runs
         for note in run.notes
         if note.kind == "pipeline.skipped"
