@@ -41,7 +41,8 @@ def _status(db: Any, conditions: Any) -> dict[str, Any]:
 
     queue = queue_status.queue(db)
     may_start = [] if ALL_PLUGINS in conditions.paused else [lane.plugin for lane in queue.plugins if lane.ready]
-    oldest = wait_reasons.oldest_ready(db, [name for name in may_start if name not in conditions.paused])
+    blocked = {*conditions.paused, *conditions.unhealthy, *conditions.drifted}
+    oldest = wait_reasons.oldest_ready(db, [name for name in may_start if name not in blocked])
     return {
         "service_running": conditions.is_running,
         "depth": queue.queued + queue.running,

@@ -32,12 +32,13 @@ MAX_CONCURRENT = 16
 
 @frozen
 class HealthResult:
-    """The result of the health command of a plugin, or its error."""
+    """The result of the health command of a plugin, or its error. `was_run` is False if the seal does not allow it."""
 
     plugin: str
     ok: bool
     detail: str
     seconds: float
+    was_run: bool = True
 
     def as_data(self) -> dict[str, object]:
         duration = round(self.seconds * 1000)
@@ -59,7 +60,9 @@ def check_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[HealthR
     A plugin whose files a start would refuse is not run and fails.
     """
     declared = sorted(name for name, entry in snapshot.plugins.items() if HEALTH in entry.plugin.manifest.commands)
-    refused = [HealthResult(name, False, f"not run: {why}", 0.0) for name, why in _refused(snapshot, declared)]
+    refused = [
+        HealthResult(name, False, f"not run: {why}", 0.0, was_run=False) for name, why in _refused(snapshot, declared)
+    ]
     trusted = [name for name in declared if name not in {result.plugin for result in refused}]
     return [*_run_all(snapshot, trusted, states), *refused]
 

@@ -12,9 +12,11 @@ from ductile.core.secret import Mask
 from ductile.explain.diagnosis import diagnose_job
 from ductile.explain.event import explain_event
 from ductile.explain.job import JobExplanation, explain_job
+from ductile.explain.reason import Reason
+from ductile.explain.waiting import read_queue_conditions, waiting_reasons
 from ductile.ledger.admin.job_actions import cancel, count_purgeable, end_queued_jobs, purge, retry
 from ductile.ledger.admin.pauses import pause
-from ductile.ledger.reports import job_details
+from ductile.ledger.reports import job_details, wait_reasons
 from ductile.ledger.reports.pagination import NEWEST
 from ductile.ledger.storage.connections import transaction
 from tests.cli.history import Past
@@ -175,7 +177,7 @@ def test_a_started_job_tells_how_long_it_was_queued_and_why(ledger: LedgerDriver
 
 @pytest.mark.usefixtures("service")
 def test_a_queued_job_has_its_position_what_runs_and_an_estimate(ledger: LedgerDriver, path: Path) -> None:
-    """The estimate is from the duration of recent jobs. Without such jobs there is none."""
+    """The estimate is the duration of recent jobs. There is none without any, or if the running job takes longer."""
     Past(ledger.db).loads("cfg", {"service": {"max_workers": 4}, "plugins": {"echo": {"parallelism": 1}}})
     ledger.enqueue()
     running = ledger.claim_one()
@@ -188,8 +190,16 @@ def test_a_queued_job_has_its_position_what_runs_and_an_estimate(ledger: LedgerD
 
     ledger.end(running)
     ledger.claim_one()
-    place = next(one for one in explain(ledger, path, last).reasons if one.code == "behind")
+
+    def place_after(seconds: float) -> Reason:
+        waiting = wait_reasons.waiting(ledger.db, last)
+        assert waiting is not None
+        at, queue = ledger.now + timedelta(seconds=seconds), read_queue_conditions(ledger.db, path)
+        return next(one for one in waiting_reasons(ledger.db, waiting, queue, now=at) if one.code == "behind")
+
+    place = place_after(0.5)
     assert (place.data["position"], place.data["estimate_seconds"]) == (1, 1.0)
+    assert "estimate_seconds" not in place_after(1.5).data
     assert place.words.startswith("The job is next. Running now: echo.poll (job ")
 
 

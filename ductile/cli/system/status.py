@@ -256,7 +256,8 @@ def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[d
     unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in snapshot.unusable_entries]
     for result in (*answers, *unusable):
         if not result.ok:
-            detail, fix = f"{result.plugin}: {result.detail}", f"ductile plugin show {shlex.quote(result.plugin)}"
+            detail = f"{result.plugin}: {result.detail}"
+            fix = f"ductile plugin show {shlex.quote(result.plugin)}" if result.was_run else CHECK
             checks.add("plugin_health", False, detail, fix=fix, plugin=result.plugin)
     if answers and all(result.ok for result in answers):
         checks.add("plugin_health", True, f"{len(answers)} passed")

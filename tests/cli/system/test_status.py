@@ -109,11 +109,12 @@ def test_strict_mode_does_not_run_the_health_command_of_a_changed_plugin(
     script.write_text(script.read_text().replace("cat >", f"touch {tmp_path}/started\ncat >"))
 
     report = run("system", "status", "--config", installed, "--json").json
-    run("system", "doctor", "--config", installed)
+    findings = run("system", "doctor", "--config", installed, "--json").json["findings"]
 
     (echo,) = report["plugins"]
     assert not echo["ok"]
     assert echo["detail"].startswith("not run: plugin echo has a different entrypoint than sealed")
+    assert [one["advice"] for one in findings if one["name"] == "plugin_unwell"] == ["Run `ductile config check`."]
     assert not (tmp_path / "started").exists()
 
 
