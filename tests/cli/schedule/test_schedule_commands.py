@@ -290,6 +290,20 @@ def test_why_names_the_job_of_a_fired_slot(run: Run, run_scheduler: RunScheduler
         )
 
 
+def test_a_job_names_the_slot_that_created_it(run: Run, run_scheduler: RunScheduler) -> None:
+    job_ids: list[str] = []
+
+    async def scenario(service: SchedulerService) -> None:
+        await service.advance_by(11 * MINUTE)
+        job_ids.extend(service.jobs("id", "schedule_id = 'often'"))
+
+    home = run_scheduler(scenario)
+
+    shown = run("job", "inspect", job_ids[1], "--config", home.path).stdout
+    assert "schedule_id: often" in shown
+    assert "slot_at: 2026-03-09T12:10:00.000000Z" in shown
+
+
 def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunScheduler) -> None:
     """An unfinished earlier job, or downtime of the service."""
 
