@@ -465,7 +465,7 @@ def _pipeline_skipped(data: Data) -> str:
 
 def _step_bypassed(data: Data) -> str:
     reason = data.get("reason", "its `if` is false")
-    return f"Step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run: {reason}{_predicates(data)}"
+    return f"Step {_step_of_switch(data)} of pipeline {data.get('pipeline')} did not run: {reason}{_predicates(data)}"
 
 
 def _duplicate(data: Data) -> str:

@@ -10,7 +10,7 @@ from ductile.core.instance.lock import instance_lock
 from ductile.core.model import Failed, Note, Retried
 from ductile.core.secret import Mask
 from ductile.explain.diagnosis import diagnose_job
-from ductile.explain.event import explain_event
+from ductile.explain.event import event_type_why, explain_event
 from ductile.explain.job import JobExplanation, explain_job
 from ductile.explain.reason import Reason
 from ductile.explain.waiting import read_queue_conditions, waiting_reasons
@@ -150,6 +150,18 @@ def test_a_job_that_a_limit_ended_names_its_key_while_it_waits_for_a_retry(ledge
     (reason,) = explain(ledger, path, job.id).reasons
     assert (reason.code, reason.data["limit_key"]) == ("retry_time", "service.limits.stdout")
     assert reason.words.endswith("output limit (limit: service.limits.stdout)")
+
+
+def test_a_hook_of_jobs_names_the_plugins_that_emit_it(ledger: LedgerDriver, path: Path) -> None:
+    """It needs `notify_on_complete`, so a hook of another plugin never starts."""
+    config = {
+        "plugins": {"backup": {"notify_on_complete": True}, "other": {}},
+        "pipelines": [{"name": "tell", "on-hook": "job.failed"}, {"name": "all", "on-hook": "run.failed"}],
+    }
+    Past(ledger.db).loads("cfg_1", config)
+
+    assert event_type_why(ledger.db, path, "job.failed", limit=5).get("emitters") == ["backup"]
+    assert "emitters" not in event_type_why(ledger.db, path, "run.failed", limit=5)
 
 
 def test_a_duplicate_event_names_the_job_it_duplicates(ledger: LedgerDriver) -> None:
