@@ -217,7 +217,14 @@ def _not_runnable(job: Job, hint: str) -> WrongState:
 
 
 def replay(
-    db: Db, job_id: str, *, submitted_by: str, actor: str | None = None, payload: str | None, snapshot_id: str
+    db: Db,
+    job_id: str,
+    *,
+    submitted_by: str,
+    actor: str | None = None,
+    payload: str | None,
+    max_attempts: int,
+    snapshot_id: str,
 ) -> NewJob:
     """Return a copy of the job to enqueue: the root of a new tree that continues as the job's run, without dedupe.
 
@@ -231,7 +238,7 @@ def replay(
         submitted_by=submitted_by,
         actor=actor,
         payload=job.payload if payload is None else payload,
-        max_attempts=job.max_attempts,
+        max_attempts=max_attempts,
         source_event_id=job.source_event_id,
         event_context_id=job.event_context_id,
         pipeline=job.pipeline,
