@@ -120,6 +120,12 @@ MISTAKES = (
         "did you mean 'echo'?",
     ),
     Mistake(
+        "route of an unknown event",
+        "plugins: {sink: {uses: echo}}\nroutes:\n  - from: echo\n    event_type: echo.pol #!\n    to: sink\n",
+        "did you mean 'echo.poll'?",
+        is_warning=True,
+    ),
+    Mistake(
         "webhook for an unknown plugin",
         "webhooks:\n  endpoints:\n    - path: /hook/a\n      scheme: github\n"
         "      secret_ref: hook\n      plugin: ehco #!\n",

@@ -190,6 +190,10 @@ class _Checks:
         yield from self._schedules()
         yield from self._own_keys()
         yield from self._unused()
+        if self.config.settings.routes:
+            from ductile.config.checks.triggers import find_undeclared_routes
+
+            yield from find_undeclared_routes(self.config, self.plugins)
         if self.config.plans.by_name:
             yield from self._pipelines()
         for rejected in self.discovery.rejected:
