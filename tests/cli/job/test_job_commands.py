@@ -849,6 +849,7 @@ def test_lists_show_a_cancelled_job_as_cancelled(run: Run, demo: Path) -> None:
     shown = run("system", "status", "--no-health", "--config", demo, "--json").json
     assert (shown["queue"]["dead"], shown["queue"]["cancelled"]) == (1, 1)
     assert shown["last_runs"][0]["outcome_code"] == "cancelled"
+    assert "Use `dead`" in run("job", "list", "--status", "cancelled", "--config", demo).stderr
     assert "1 dead, 1 of them cancelled" in run("queue", "status", "--config", demo).stdout
     of_last = [("job", name, "last") for name in ("inspect", "tree", "why", "diagnose")]
     for command in (("job", "list"), ("job", "logs"), ("run", "list"), ("run", "show", "last"), *of_last):
