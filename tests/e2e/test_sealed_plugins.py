@@ -54,6 +54,8 @@ def test_a_changed_plugin_waits_until_its_file_is_restored(home: Home, strict: S
         assert (reason["code"], reason["files"]) == ("plugin_changed", ["helper.sh"])
         diagnosis = ductile_json(home, "job", "diagnose", job_id)
         assert diagnosis["since_last_success"]["changes"]["plugin"] == ["files.helper.sh"]
+    listed = {one["name"]: one["state"] for one in ductile_json(home, "plugin", "list")["plugins"]}
+    assert listed["hello"] == "changed"
     status = ductile_json(home, "system", "status", exit_code=1)
     assert "plugin_changed" in [one["code"] for one in status["reasons"]]
     helper.write_text("WORD=sealed\n")
