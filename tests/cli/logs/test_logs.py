@@ -61,6 +61,7 @@ def test_logs_refuses_a_wrong_filter_with_a_hint(run: Run, demo: Path) -> None:
         (("--grep", "("), "--grep: not a regular expression"),
         (("--since", "yesterday"), "Write 1h (ago)"),
         (("--until", "1h", "--follow"), "--until cannot be used with --follow"),
+        (("--since", "1h", "--until", "2h"), "--until: 2h is not after --since 1h"),
     ):
         answer = run("logs", "--config", demo, *options)
         assert (answer.exit_code, message in answer.stderr) == (2, True), answer.stderr
