@@ -90,6 +90,15 @@ def test_the_last_attempt_is_compared_without_the_sentence_about_attempts(ledger
     assert bundle["similar_failures"]["count"] == 1
 
 
+def test_a_job_that_an_operator_ended_is_no_similar_failure(ledger: LedgerDriver, path: Path) -> None:
+    for _ in range(2):
+        job_id = ledger.enqueue().job_id
+        with transaction(ledger.db):
+            cancel(ledger.db, job_id, "not needed", now=ledger.now)
+    similar = diagnose_job(ledger.db, path, job_id, Mask())["similar_failures"]
+    assert (similar["count"], similar["others"]) == (0, [])
+
+
 def test_a_diagnosis_leads_to_the_diagnosis_of_the_job_that_failed_the_run(ledger: LedgerDriver, path: Path) -> None:
     root = ledger.fan_out(ledger.new(plugin="next", max_attempts=1))
     child = ledger.claim_one("next")
