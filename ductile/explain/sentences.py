@@ -11,6 +11,7 @@ from ductile.calendar.reasons import SkipReason
 from ductile.core.format_time import format_when
 from ductile.core.formats import strict_json
 from ductile.core.model import OutcomeCode
+from ductile.core.statuses import ENDED_BY_OPERATOR
 from ductile.core.units import format_duration
 from ductile.pipeline.language.parse import SWITCH_SUFFIX
 
@@ -336,7 +337,8 @@ def _run_failed(data: Data) -> str:
     what = f"{data['plugin']}.{data['command']}"
     what = f"step {data['step_id']} ({what})" if data.get("step_id") else what
     counts = f"{data['failed']} of {_count(data['jobs'], 'job')}"
-    return f"The run failed: {what} ended {data['status']}: {data['error']}; {counts} failed"
+    ended = "was ended by an operator" if data.get("outcome_code") in ENDED_BY_OPERATOR else f"ended {data['status']}"
+    return f"The run failed: {what} {ended}: {data['error']}; {counts} failed"
 
 
 def _run_still_open(data: Data) -> str:
