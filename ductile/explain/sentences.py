@@ -101,7 +101,8 @@ def _step_of_switch(data: Data) -> str:
 def _not_joined(data: Data) -> str:
     failures = data.get("failures", ())
     more = data.get("failed", len(failures)) - len(failures)
-    return f"Jobs of this join failed: {'; '.join(failures)}{f' and {more} more' if more > 0 else ''}"
+    text = f"{'; '.join(failures)}{f' and {more} more' if more > 0 else ''}"
+    return f"Jobs of this join failed, so the steps after it do not run: {text}"
 
 
 def _attempts_used_up(data: Data) -> str:

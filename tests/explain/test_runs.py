@@ -198,6 +198,14 @@ def test_a_step_that_did_not_run_has_the_values_of_its_condition(ledger: LedgerD
     assert "payload.vip eq true is false: found false" in str(switch["words"])
 
 
+def test_a_failed_join_says_that_the_steps_after_it_do_not_run(ledger: LedgerDriver, path: Path) -> None:
+    ended = Prefinished(status=JobStatus.FAILED, code=OutcomeCode.NOT_JOINED, data={"failures": ["b: no luck"]})
+    root = ledger.fan_out(ledger.new(plugin="core.join", step_id="both__join", prefinished=ended))
+
+    join = run_timeline(ledger.db, path, root.id)["timeline"][1]
+    assert "the steps after it do not run: b: no luck" in str(join["words"])
+
+
 def test_a_job_of_a_foreach_has_the_index_of_its_item(ledger: LedgerDriver, path: Path) -> None:
     root = ledger.fan_out(*(ledger.new(plugin="x", step_id="each", child_key=f"e/run/each/{n}/{n}") for n in (0, 1)))
 

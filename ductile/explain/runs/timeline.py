@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
 from ductile.core.formats.stored_json import load_stored_object
-from ductile.core.model import AttemptStatus, Job, JobStatus, OutcomeCode
+from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.explain.orphaned import mark_orphans
 from ductile.explain.reason import Reason
 from ductile.explain.runs.listing import RunHeadView, run_head
@@ -56,7 +56,7 @@ class RunJobView(TypedDict):
     indexes: Omittable[Annotated[list[int], "Its item of each foreach around it, from 0, outermost first"]]
     status: JobStatus
     outcome_code: Omittable[Annotated[str, "Why it ended"]]
-    words: Omittable[Annotated[str, "Which condition is false and the values it found, if its step did not run"]]
+    words: Omittable[Annotated[str, "Why steps did not run: the condition that is false, or the failed jobs of a join"]]
     attempt: Ordinal
     max_attempts: Ordinal
     is_join: Omittable[bool]
@@ -110,7 +110,7 @@ def _job_view(job: Job, attempts: Sequence[RunAttempt]) -> RunJobView:
         "indexes": list(indexes_in(job.child_key or "")) or None,
         "status": job.status,
         "outcome_code": job.outcome_code,
-        "words": _bypassed(job, attempts[-1]) if attempts else None,
+        "words": _why_not(job, attempts[-1]) if attempts else None,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "is_join": job.is_join or None,
@@ -123,9 +123,9 @@ def _job_view(job: Job, attempts: Sequence[RunAttempt]) -> RunJobView:
     return without_none(view)
 
 
-def _bypassed(job: Job, last: RunAttempt) -> str | None:
-    """Return why the step of a switch did not run; None for other jobs."""
-    if last.outcome_code != OutcomeCode.CONDITION_FALSE:
+def _why_not(job: Job, last: RunAttempt) -> str | None:
+    """Return why the step of a switch, or the steps after a join, did not run; None for other jobs."""
+    if last.outcome_code not in stored_runs.BYPASSING:
         return None
     return Reason(last.outcome_code, {"step_id": job.step_id, **load_stored_object(last.outcome_data)}).words
 

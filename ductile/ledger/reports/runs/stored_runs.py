@@ -30,6 +30,8 @@ MAX_JOBS = 1_000
 """Jobs of one run that are read."""
 MAX_ATTEMPTS = 5_000
 """Attempts of one run that are read, and of its first job."""
+BYPASSING = (OutcomeCode.CONDITION_FALSE, OutcomeCode.NOT_JOINED)
+"""Outcomes of control steps after which steps do not run."""
 _NO_PAYLOAD = LIST_COLUMNS.replace(" payload,", " NULL,")
 
 
@@ -171,12 +173,12 @@ class RunAttempt:
     exit_code: int | None
     outcome_code: str | None
     outcome_data: str | None
-    """The data of a condition that is false; not read for other outcomes."""
+    """The data of an outcome in BYPASSING; not read for others."""
 
 
 _ATTEMPT = f"""
     job_id, attempt, status, started_at, completed_at, exit_code, outcome_code,
-    CASE WHEN outcome_code = '{OutcomeCode.CONDITION_FALSE}' THEN outcome_data END
+    CASE WHEN outcome_code IN ({", ".join(f"'{code}'" for code in BYPASSING)}) THEN outcome_data END
 """
 ATTEMPTS_OF_RUN = f"""
     SELECT {_ATTEMPT} FROM (SELECT * FROM job_log WHERE job_id = :root ORDER BY attempt LIMIT :limit)
