@@ -298,8 +298,8 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
 
 
 def _is_healthy(rt: Runtime, ledger: Ledger) -> bool:
-    """Return True while `/healthz` answers 200 and the service accepts work."""
-    stuck_seconds = max(ledger.stuck_seconds(), rt.scheduler_lag())
+    """Return True while `/healthz` returns 200 and the service accepts work."""
+    stuck_seconds = max(ledger.unwritable_seconds(), rt.scheduler_lag())
     return not (ledger.broken.is_set() or rt.stopping.is_set()) and stuck_seconds < MAX_STUCK_SECONDS
 
 
@@ -422,14 +422,14 @@ async def _load_exchange(rt: Runtime, ledger: Ledger) -> MessageExchange:
 
 def _app_context(rt: Runtime, ctx: JobContext, pause_control: PausedPlugins, exchange: MessageExchange) -> AppContext:
     """Return what request handlers can use of the engine."""
-    canceller = JobCanceller(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job)
+    canceller = JobCanceller(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job, ctx.metrics)
     return AppContext(
         ledger=ctx.ledger,
         hub=rt.hub,
         clock=rt.clock,
         snapshot=lambda: rt.snapshot,
         live_stderr=ctx.running.live_stderr,
-        stuck_seconds=lambda: max(ctx.ledger.stuck_seconds(), rt.scheduler_lag()),
+        stuck_seconds=lambda: max(ctx.ledger.unwritable_seconds(), rt.scheduler_lag()),
         is_stopping=rt.stopping.is_set,
         unhealthy=lambda: rt.health.unhealthy,
         reload=rt.reloads.reload,

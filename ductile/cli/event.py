@@ -115,6 +115,9 @@ def _type_lines(view: Mapping[str, Any]) -> list[str]:
     lines = [f"pipeline {one['name']} handles {view['type']}" for one in view["waiting"]["pipelines"]]
     lines += [f"route from {one.get('from')} to {one.get('to')}" for one in view["waiting"]["routes"]]
     lines = lines or [f"nothing handles {view['type']}"]
+    if "emitters" in view:
+        names = ", ".join(view["emitters"]) or "none"
+        lines.append(f"only root jobs of plugins with notify_on_complete: true emit {view['type']}: {names}")
     for event in view["events"]:
         lines += _event_lines(event)
     lines += [f"{one['at']}  withheld by job {one['job_id']}: {one['words']}" for one in view["withheld"]]
@@ -125,7 +128,7 @@ def _sent_lines(answer: dict[str, Any]) -> list[str]:
     lines = [_job_line(job, dry_run=answer["dry_run"]) for job in answer["jobs"]]
     if answer["reason"]:
         lines.append(f"{answer['event_type']} starts nothing: {answer['reason']}")
-    lines += [f"  pipeline {skipped['pipeline']} is skipped: {skipped['reason']}" for skipped in answer["skipped"]]
+    lines += [f"  {skipped['words']}" for skipped in answer["skipped"]]
     return lines
 
 

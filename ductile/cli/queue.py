@@ -41,7 +41,8 @@ def _status(db: Any, conditions: Any) -> dict[str, Any]:
 
     queue = queue_status.queue(db)
     may_start = [] if ALL_PLUGINS in conditions.paused else [lane.plugin for lane in queue.plugins if lane.ready]
-    oldest = wait_reasons.oldest_ready(db, [name for name in may_start if name not in conditions.paused])
+    blocked = {*conditions.paused, *conditions.unhealthy, *conditions.drifted}
+    oldest = wait_reasons.oldest_ready(db, [name for name in may_start if name not in blocked])
     return {
         "service_running": conditions.is_running,
         "depth": queue.queued + queue.running,
@@ -56,7 +57,12 @@ def _status(db: Any, conditions: Any) -> dict[str, Any]:
         "cancelled": queue.cancelled,
         "max_workers": conditions.max_workers,
         "paused": [
-            {"plugin": pause.plugin, "reason": pause.reason, "paused_at": to_text(pause.paused_at)}
+            {
+                "plugin": pause.plugin,
+                "reason": pause.reason,
+                "paused_at": to_text(pause.paused_at),
+                "actor": pause.actor,
+            }
             for pause in conditions.paused.values()
         ],
         "oldest_claimable": oldest and {"job_id": oldest[0], "plugin": oldest[1], "created_at": to_text(oldest[2])},
@@ -91,7 +97,8 @@ def _status_lines(shown: dict[str, Any]) -> list[str]:
     lines += [f"  {shown[name]} {text}" for name, text in states.items() if shown[name]]
     for entry in shown["paused"]:
         what = "everything" if entry["plugin"] == "*" else entry["plugin"]
-        lines.append(f"  paused: {what}, {format_when(entry['paused_at'])}: {entry['reason']}")
+        by = f" by {entry['actor']}" if entry["actor"] else ""
+        lines.append(f"  paused: {what}, {format_when(entry['paused_at'])}{by}: {entry['reason']}")
     if oldest := shown["oldest_claimable"]:
         lines.append(
             f"  oldest ready job: {oldest['job_id']} ({oldest['plugin']}), {format_when(oldest['created_at'])}"

@@ -15,6 +15,8 @@ from ductile.cli.base import options, output
 from ductile.cli.base.click_base import SuggestingGroup
 from ductile.cli.base.terminal import state
 
+MAX_TEXT = 160
+
 PLUGIN_RUN = "plugin"
 """The name under which the group has the command `plugin run`."""
 
@@ -199,19 +201,24 @@ def _job_row(view: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, ...]
 
     sources = [_name(view, edge["source"]) for edge in view["edges"] if edge["target"] == job["job_id"]]
     return (
-        job.get("step_id") or job["plugin"],
+        _step(job),
         f"{job['plugin']}.{job['command']}",
         f"{job['status']} (tolerated)" if job.get("tolerated") else display_status(job),
         f"waited {_sum(job, 'waiting', 'retry_wait')} ms",
         f"ran {_sum(job, 'running')} ms",
         f"after {', '.join(sources)}" if sources else "",
         job["job_id"],
-        " ".join(display_error(job).split())[:80],
+        " ".join((job.get("words") or display_error(job)).split())[:MAX_TEXT],
     )
 
 
+def _step(job: Mapping[str, Any]) -> str:
+    """Return the step of the job, with the indexes of its foreach items: `fetch[0]`."""
+    return str(job.get("step_id") or job["plugin"]) + "".join(f"[{index}]" for index in job.get("indexes", ()))
+
+
 def _name(view: Mapping[str, Any], job_id: str) -> str:
-    return next(str(job.get("step_id") or job["plugin"]) for job in view["timeline"] if job["job_id"] == job_id)
+    return next(_step(job) for job in view["timeline"] if job["job_id"] == job_id)
 
 
 def _sum(job: Mapping[str, Any], *kinds: str) -> int:

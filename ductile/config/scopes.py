@@ -20,6 +20,8 @@ from ductile.core.message import is_topic_pattern, topic_matches
 
 MAX_SCOPE_BYTES = 64 << 10
 HASH_PREFIX = "blake3:"
+TOKEN_SCOPES = "token_scopes"
+"""The category of findings about tokens and their scopes."""
 NOT_AUTHENTICATED = "cannot authenticate API requests"
 
 IMPLIED_SCOPES = {
@@ -148,7 +150,7 @@ def read_grants(
                 content = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_SCOPE_BYTES).content
         except files.FileRefused as error:
             grants[token.name] = grant = Grant(refused=f"{NOT_AUTHENTICATED}: {error}")
-            warnings.append(Complaint(f"token {token.name} {grant.refused}", where, category="token_scopes"))
+            warnings.append(Complaint(f"token {token.name} {grant.refused}", where, category=TOKEN_SCOPES))
             continue
         for finding in findings:
             complaints = errors if finding.is_refusal else warnings
@@ -156,7 +158,7 @@ def read_grants(
         sources[path] = source = SourceFile.of(path, content, Tier.HIGH)
         grants[token.name] = grant = _grant(token, source)
         if grant.refused:
-            warnings.append(Complaint(f"token {token.name} {grant.refused}", where, Mark(str(path), 1), "token_scopes"))
+            warnings.append(Complaint(f"token {token.name} {grant.refused}", where, Mark(str(path), 1), TOKEN_SCOPES))
     return Grants(grants, tuple(sources.values()), tuple(errors), tuple(warnings))
 
 

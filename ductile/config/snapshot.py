@@ -104,6 +104,11 @@ class Snapshot:
     def plans(self) -> Plans:
         return self.config.plans
 
+    @property
+    def unusable_entries(self) -> list[str]:
+        """Enabled entries of the configuration whose plugin cannot be loaded."""
+        return sorted(self.failed_to_load & self.config.settings.plugins.keys())
+
     @cached_property
     def budget(self) -> Budget:
         """Limits on the jobs that one root job can create."""

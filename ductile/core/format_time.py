@@ -18,11 +18,11 @@ def format_timestamp(moment: str) -> str:
 
 
 def format_relative(moment: str, now: datetime | None = None) -> str:
-    """Format as `3m ago`, `in 2h` or `now`."""
+    """Format as `3m ago`, `just now`, `now` or `in 2h`."""
     gap = from_text(moment) - (now or datetime.now(UTC))
     span = format_span(abs(gap))
     if span == "0s":
-        return "now"
+        return "just now" if gap < timedelta() else "now"
     return f"in {span}" if gap > timedelta() else f"{span} ago"
 
 

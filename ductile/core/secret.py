@@ -112,6 +112,8 @@ def _forms(text: str) -> Iterator[str]:
     yield from text.splitlines()
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
+    for escapes in _JSON_ESCAPES:
+        yield json.dumps(text)[1:-1].translate(escapes)
     for safe in _URL_SAFE_CHARACTERS:
         quoted = quote(raw, safe=safe)
         for escaped in (quoted, _ESCAPE.sub(lambda found: found[0].lower(), quoted)):
@@ -131,6 +133,8 @@ _URL_SAFE = str.maketrans("+/", "-_")
 _URL_SAFE_CHARACTERS = ("", "/", "!'()*", ";,/?:@&=+$!'()*#")
 """What encoders leave unquoted: nothing more, paths, `encodeURIComponent` and `encodeURI` of JavaScript."""
 _ESCAPE = re.compile("%..")
+_JSON_ESCAPES = (str.maketrans({"/": "\\/"}), str.maketrans({one: f"\\u{ord(one):04x}" for one in "&<>"}))
+"""What encoders also escape in JSON: those of PHP, and those of Go."""
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _HTML_QUOTES: tuple[dict[str, str], ...] = (
     {},
@@ -138,7 +142,13 @@ _HTML_QUOTES: tuple[dict[str, str], ...] = (
     {'"': "&#34;", "'": "&#39;"},
     {'"': "&quot;", "'": "&#39;"},
     {'"': "&quot;", "'": "&apos;"},
+    {'"': "&quot;", "'": "&#039;"},
+    {'"': "&#34;", "'": "&#39;", "+": "&#43;"},
+    {'"': "&quot;", "'": "&#x27;", "`": "&#x60;"},
+    {'"': "&quot;", "'": "&#x27;", "`": "&#x60;", "=": "&#x3D;"},
+    {'"': "&quot;", "'": "&#39;", "`": "&#x60;", "=": "&#x3D;", "/": "&#x2F;"},
 )
+"""How encoders write quotes: Python, numeric, JavaScript, XML, PHP, Go templates, Underscore, Handlebars, Mustache."""
 _HTML_ENTITIES = tuple(str.maketrans(_HTML | quotes) for quotes in _HTML_QUOTES)
 
 

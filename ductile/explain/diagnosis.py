@@ -14,7 +14,7 @@ from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp
 from ductile.core.formats.stored_json import load_stored
 from ductile.core.model import Job, JobStatus, is_control_plugin
 from ductile.core.secret import Mask
-from ductile.explain.changes import RunConditions, changes_since
+from ductile.explain.changes import RunConditions, changes_since, conditions_now
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
 from ductile.explain.runs.state import RunStateView, run_failures, run_state
@@ -45,9 +45,11 @@ class DiagnosisView(TypedDict):
     plugin: str
     command: str
     status: JobStatus
+    outcome_code: Omittable[Annotated[str, "Why it ended; `cancelled` and `purged` are no failures"]]
     attempt: Ordinal
     max_attempts: Ordinal
     submitted_by: str
+    actor: Omittable[Annotated[str, "Who caused its run"]]
     pipeline: Omittable[str]
     step_id: Omittable[str]
     schedule_id: Omittable[str]
@@ -114,9 +116,11 @@ def _run(run: RunSummary | None, mask: Mask) -> dict[str, Any]:
 
 def _origin(job: Job) -> dict[str, Any]:
     content = {
+        "outcome_code": job.outcome_code,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,
+        "actor": job.actor,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "schedule_id": job.schedule_id,
@@ -163,12 +167,21 @@ def _attempt(attempt: LoggedAttempt, mask: Mask) -> dict[str, Any]:
 
 def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
     return [
-        {"at": to_text(entry.at), "kind": entry.kind, "data": mask.mask_data(entry.data)} for entry in report.journal
+        {
+            "at": to_text(entry.at),
+            "kind": entry.kind,
+            **({"actor": entry.actor} if entry.actor else {}),
+            "data": mask.mask_data(entry.data),
+        }
+        for entry in report.journal
     ]
 
 
 def _since_success(db: Db, job: Job, last: LoggedAttempt | None) -> dict[str, Any] | None:
-    """Return the previous success of the same command, and what changed from then to this job."""
+    """Return the previous success of the same command, and what changed from then to this job.
+
+    A job without a recorded attempt is compared with the files on disk.
+    """
     if is_control_plugin(job.plugin):
         return None  # decisions of the core are no runs of a command that could be compared
     until = job.started_at or job.completed_at or datetime.now(UTC)
@@ -176,7 +189,9 @@ def _since_success(db: Db, job: Job, last: LoggedAttempt | None) -> dict[str, An
     if success is None:
         return None
     before = RunConditions.of(success.snapshot_id, success.plugin_changes)
-    own = RunConditions.of(job.started_snapshot_id or job.enqueued_snapshot_id, last.plugin_changes if last else None)
+    snapshot_id = job.started_snapshot_id or job.enqueued_snapshot_id
+    # Without a recorded attempt, the files on disk are those that run or keep the job from starting.
+    own = RunConditions.of(snapshot_id, last.plugin_changes) if last else conditions_now(db, job.plugin)
     changes = changes_since(db, before, job.plugin, since=success.completed_at, until=own)
     return {"job_id": success.job_id, "completed_at": to_text(success.completed_at), "changes": changes}
 

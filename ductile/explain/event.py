@@ -23,10 +23,11 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import snapshots
 from ductile.ledger.tables.journal import JournalEntry
 from ductile.pipeline.run.events import event_id as derived_event_id
+from ductile.pipeline.run.route import SIGNALS
 
 HINT = "The journal is kept for service.job_transitions_retention. `ductile job inspect` shows the events of a job."
 MAX_EVENTS, DEFAULT_EVENTS = 100, 5
-"""Events of one type that one answer explains."""
+"""Events of one type that one response explains."""
 UNMATCHED, DEDUPLICATED = "event.unmatched", "job.deduplicated"
 DECISION_FIELDS = ("pipeline", "step_id", "reason", "predicates", "winner")
 EventVerdict = Literal["matched", "duplicate", "unmatched"]
@@ -76,6 +77,7 @@ class EventTypeWhyView(TypedDict):
 
     type: str
     waiting: Annotated[dict[str, list[dict[str, Any]]], "Pipelines and routes that handle the type"]
+    emitters: Omittable[Annotated[list[str], "Of a hook of jobs: the plugins with notify_on_complete, which it needs"]]
     events: list[EventWhyView]
     withheld: Annotated[list[Annotated[DecisionView, OPEN]], "Events of retried attempts"]
 
@@ -165,12 +167,14 @@ def event_type_why(db: Db, ledger: Path, event_type: str, *, limit: int) -> Even
         raise NotFound(
             f"no event of type {event_type[:80]!r} is recorded, and no pipeline or route handles it{close}", hint=HINT
         )
-    return {
+    view: EventTypeWhyView = {
         "type": event_type,
         "waiting": {"pipelines": handlers["pipelines"], "routes": handlers["routes"]},
+        "emitters": handlers["notifying"] if event_type in SIGNALS else None,
         "events": [_with_orphans(event, ledger) for event in events],
         "withheld": withheld,
     }
+    return without_none(view)
 
 
 def _with_orphans(found: EventExplanation, ledger: Path) -> EventWhyView:
@@ -255,6 +259,7 @@ def _envelope(db: Db, event_id: str, jobs: list[Job], rows: list[JournalEntry]) 
     for row in rows:
         found["type"] = found["type"] or row.data.get("type")
         found["at"] = found["at"] or to_text(row.at)
+        found["source"] = found["source"] or row.data.get("source")
     ids = [job.parent_job_id for job in jobs] + [row.job_id for row in rows]
     for job_id in filter(None, dict.fromkeys(ids)):
         if emitted := _emitted(db, job_id, event_id):
@@ -277,10 +282,11 @@ def _handlers(db: Db, event_type: str) -> dict[str, Any]:
     """Return the pipelines and routes that handle the type, and the types that pipelines handle."""
     last = snapshots.newest(db)
     config = load_stored_object(last.sanitized_config if last else None)
-    pipelines, routes = config.get("pipelines") or [], config.get("routes") or []
+    pipelines, routes, plugins = config.get("pipelines") or [], config.get("routes") or [], config.get("plugins") or {}
     wanted = [one for one in pipelines if event_type in (one.get("on"), one.get("on-hook"))]
     return {
         "pipelines": [{name: one[name] for name in ("name", "from_plugin", "if") if one.get(name)} for one in wanted],
         "routes": [one for one in routes if one.get("event_type") == event_type],
         "types": [str(one["on"]) for one in pipelines if one.get("on")],
+        "notifying": sorted(name for name, entry in plugins.items() if entry.get("notify_on_complete")),
     }

@@ -31,6 +31,12 @@ def outcome_reason(report: JobReport) -> Reason:
     return Reason(last.outcome_code, {name: value for name, value in facts.items() if value is not None})
 
 
+def with_actor(reason: Reason, report: JobReport) -> Reason:
+    """Return the reason of a cancelled job with the actor of the cancellation."""
+    actors = [entry.actor for entry in report.journal if entry.kind == "job.cancel_requested" and entry.actor]
+    return evolve(reason, data={**reason.data, "actor": actors[-1]}) if actors else reason
+
+
 def _attempt_facts(job: Job, last: LoggedAttempt) -> dict[str, Any]:
     """Return the facts in the row of the attempt itself; the data of the code takes precedence."""
     return {
@@ -60,6 +66,20 @@ def past_waits(report: JobReport) -> list[Reason]:
     names = ("attempt", "waited_ms", "waited_for")
     started = [entry.data for entry in report.journal if entry.kind == "job.started"]
     return [Reason("waited", {name: data[name] for name in names}) for data in started if data.get("waited_for")]
+
+
+def operator_acts(report: JobReport) -> list[Reason]:
+    """Return the replay that created a job, and its retries by an operator, as the journal has them."""
+    created = next((entry for entry in report.journal if entry.kind == "job.enqueued"), None)
+    found = []
+    if report.job.replay_of:
+        actor = created.actor if created else report.job.actor
+        found.append(Reason("replayed", {"replay_of": report.job.replay_of, "actor": actor}))
+    for entry in report.journal:
+        if entry.kind == "job.requeued" and entry.actor:
+            data = {"attempt": entry.data.get("attempt"), "actor": entry.actor, "requeued_at": to_text(entry.at)}
+            found.append(Reason("retried", data))
+    return found
 
 
 def dropped_follow_ups(db: Db, job: Job) -> list[Reason]:

@@ -132,7 +132,9 @@ def _stopped(facts: HealthFacts) -> Iterator[HealthReason]:
 
 def _waiting(facts: HealthFacts) -> Iterator[HealthReason]:
     for pause in facts.pauses:
-        is_queue, data = pause.plugin == ALL_PLUGINS, {"paused_at": to_text(pause.paused_at), "reason": pause.reason}
+        is_queue = pause.plugin == ALL_PLUGINS
+        data = {"paused_at": to_text(pause.paused_at), "reason": pause.reason}
+        data |= {"actor": pause.actor} if pause.actor else {}
         fix = "ductile queue resume" if is_queue else f"ductile plugin resume {shlex.quote(pause.plugin)}"
         yield _attention(facts, "queue_paused" if is_queue else "paused", {"plugin": pause.plugin, **data}, fix)
     for breaker in facts.breakers:

@@ -15,10 +15,12 @@ from ductile.explain.finished import (
     dropped_follow_ups,
     early_responses,
     events_without_jobs,
+    operator_acts,
     orphaned,
     outcome_reason,
     past_waits,
     running,
+    with_actor,
     with_limit,
 )
 from ductile.explain.orphaned import has_service
@@ -31,7 +33,7 @@ from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
 from ductile.ledger.reports.trees import RunSummary
 from ductile.ledger.storage.db import Db
 
-ENDED_WELL = (JobStatus.SUCCEEDED, JobStatus.SKIPPED)
+NOT_FAILED = (JobStatus.SUCCEEDED, JobStatus.SKIPPED)
 
 
 class BriefAttemptView(TypedDict):
@@ -53,6 +55,7 @@ class JobWhyView(TypedDict):
     plugin: str
     command: str
     status: JobStatus
+    outcome_code: Annotated[str, "Why it ended; `cancelled` and `purged` are no failures"] | None
     attempt: Ordinal
     max_attempts: Ordinal
     words: Omittable[Annotated[str, "The most important reason as a sentence"]]
@@ -83,6 +86,7 @@ class JobExplanation:
             "plugin": job.plugin,
             "command": job.command,
             "status": job.status,
+            "outcome_code": job.outcome_code,
             "attempt": job.attempt,
             "max_attempts": job.max_attempts,
             "words": self.words,
@@ -104,11 +108,16 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
     found = _job_reasons(db, ledger, report, is_up=is_up)
     commands = _next_commands(job, found[0].code, in_queue=report.in_queue)
     if run := trees.summarize_run(db, job):
-        state, ended_well = run_reason(run, has_service=is_up), job.status in ENDED_WELL
-        found = [state, *found] if ended_well and state.code == "run_failed" else [*found, state]
-        continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if ended_well else []
+        state, has_not_failed = run_reason(run, has_service=is_up), job.status in NOT_FAILED
+        found = [state, *found] if has_not_failed and state.code == "run_failed" else [*found, state]
+        continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if has_not_failed else []
         commands = continued or commands
-    found += [*early_responses(report), *dropped_follow_ups(db, job), *events_without_jobs(report)]
+    found += [
+        *operator_acts(report),
+        *early_responses(report),
+        *dropped_follow_ups(db, job),
+        *events_without_jobs(report),
+    ]
     return JobExplanation(report=report, reasons=tuple(found), run=run, next_commands=tuple(commands))
 
 
@@ -120,7 +129,8 @@ def _job_reasons(db: Db, ledger: Path, report: JobReport, *, is_up: bool) -> lis
         state = running(report.job) if is_up else orphaned(report.job)
     else:
         state = outcome_reason(report)
-    return [state, *past_waits(report)]
+    is_cancelled = state.code in (OutcomeCode.CANCELLED, "ending")
+    return [with_actor(state, report) if is_cancelled else state, *past_waits(report)]
 
 
 def _attempt_view(attempt: LoggedAttempt) -> BriefAttemptView:

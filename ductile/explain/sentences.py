@@ -11,7 +11,9 @@ from ductile.calendar.reasons import SkipReason
 from ductile.core.format_time import format_when
 from ductile.core.formats import strict_json
 from ductile.core.model import OutcomeCode
+from ductile.core.statuses import ENDED_BY_OPERATOR
 from ductile.core.units import format_duration
+from ductile.pipeline.language.parse import SWITCH_SUFFIX
 
 Data = Mapping[str, Any]
 Sentence = str | Callable[[Data], str]
@@ -88,14 +90,19 @@ def _joined(data: Data) -> str:
 
 
 def _condition_false(data: Data) -> str:
-    head = f"The condition of step {data.get('step_id')} is false, so the step does not run"
+    head = f"The condition of step {_step_of_switch(data)} is false, so the step does not run"
     return f"{head}: {format_predicates(data['predicates'])}" if data.get("predicates") else f"{head}."
+
+
+def _step_of_switch(data: Data) -> str:
+    return str(data.get("step_id")).removesuffix(SWITCH_SUFFIX)
 
 
 def _not_joined(data: Data) -> str:
     failures = data.get("failures", ())
     more = data.get("failed", len(failures)) - len(failures)
-    return f"Jobs of this join failed: {'; '.join(failures)}{f' and {more} more' if more > 0 else ''}"
+    text = f"{'; '.join(failures)}{f' and {more} more' if more > 0 else ''}"
+    return f"Jobs of this join failed, so the steps after it do not run: {text}"
 
 
 def _attempts_used_up(data: Data) -> str:
@@ -111,7 +118,8 @@ def _core_died(data: Data) -> str:
 
 
 def _cancelled(data: Data) -> str:
-    return f"The job was cancelled {'while it ran' if data.get('ran') else 'before it ran'}: {data.get('reason')}"
+    when = "while it ran" if data.get("ran") else "before it ran"
+    return f"The job was cancelled{_by(data)} {when}: {data.get('reason')}"
 
 
 def _over_budget(data: Data) -> str:
@@ -130,7 +138,9 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.REPLIED: "Message {reply_id} on topic {topic} is the reply to message {message_id}.",
     OutcomeCode.JOINED: _joined,
     OutcomeCode.DECIDED: "Ductile decided this job. No plugin ran.",
-    OutcomeCode.CONDITION_TRUE: "The condition of step {step_id} is true, so the step runs.",
+    OutcomeCode.CONDITION_TRUE: lambda data: (
+        f"The condition of step {_step_of_switch(data)} is true, so the step runs."
+    ),
     OutcomeCode.CONDITION_FALSE: _condition_false,
     OutcomeCode.DEDUPLICATED: "Job {winner} with the same dedupe key {dedupe_key!r} succeeded before this job started.",
     OutcomeCode.NOTHING_TO_JOIN: "Every job that the join would have joined was a duplicate.",
@@ -150,7 +160,7 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.ATTEMPTS_USED_UP: _attempts_used_up,
     OutcomeCode.CORE_DIED: _core_died,
     OutcomeCode.CANCELLED: _cancelled,
-    OutcomeCode.PURGED: "The job was purged from the queue: {reason}",
+    OutcomeCode.PURGED: lambda data: f"The job was purged from the queue{_by(data)}: {data['reason']}",
     OutcomeCode.OVER_BUDGET: _over_budget,
     OutcomeCode.PLUGIN_UNAVAILABLE: "The job cannot run: {error}",
     OutcomeCode.INSTANCE_UNAVAILABLE: "The event cannot be sent: {error}",
@@ -188,7 +198,7 @@ WAITED_FOR = {
     "unhealthy": "its plugin was unhealthy",
     "initialising": "the init of its plugin had not finished",
     "breaker": "the circuit breaker of its command was open",
-    "blocked": "its plugin could not run",
+    "blocked": "its plugin could not run or its instance did not answer",
     "drifted": "the files of its plugin were not those of the seal",
     "retry_time": "its retry time was not due",
     "held_key": "a job with the same dedupe key was running",
@@ -226,8 +236,11 @@ RUNNING: Mapping[str, Sentence] = {
     "dropped_duplicate": _dropped_duplicate,
     "event_without_job": _event_without_job,
     "ending": lambda data: (
-        f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
+        f"The job was cancelled{_by(data)} {_when(data, 'cancel_requested_at')} ({data.get('reason')}). "
+        f"Its process is stopping."
     ),
+    "retried": lambda data: f"Attempt {data['attempt']} was requested{_by(data)} {_when(data, 'requeued_at')}.",
+    "replayed": lambda data: f"The job is a replay of job {data['replay_of']}, requested{_by(data)}.",
     "service_died": _service_died,
     "unexplained": "The job ended {status}. The ledger has no reason for it: {error}",
 }
@@ -238,7 +251,7 @@ RUNNING: Mapping[str, Sentence] = {
 
 def _paused(data: Data) -> str:
     plugin = data["plugin"]
-    since = f"was paused {_when(data, 'paused_at')}: {data['reason']}."
+    since = f"was paused{_by(data)} {_when(data, 'paused_at')}: {data['reason']}."
     return f"Plugin {plugin} {since} `ductile plugin resume {plugin}` resumes it."
 
 
@@ -288,7 +301,8 @@ def _behind(data: Data) -> str:
 WAITING: Mapping[str, Sentence] = {
     "service_down": "The service is not running. Start it with `ductile system start`.",
     "queue_paused": lambda data: (
-        f"The queue was paused {_when(data, 'paused_at')}: {data['reason']}. `ductile queue resume` resumes it."
+        f"The queue was paused{_by(data)} {_when(data, 'paused_at')}: {data['reason']}. "
+        f"`ductile queue resume` resumes it."
     ),
     "paused": _paused,
     "blocked": "Plugin {plugin} cannot run: {reason}. Fix it, then run `ductile system reload`.",
@@ -328,7 +342,8 @@ def _run_failed(data: Data) -> str:
     what = f"{data['plugin']}.{data['command']}"
     what = f"step {data['step_id']} ({what})" if data.get("step_id") else what
     counts = f"{data['failed']} of {_count(data['jobs'], 'job')}"
-    return f"The run failed: {what} ended {data['status']}: {data['error']}; {counts} failed"
+    ended = "was ended by an operator" if data.get("outcome_code") in ENDED_BY_OPERATOR else f"ended {data['status']}"
+    return f"The run failed: {what} {ended}: {data['error']}; {counts} failed"
 
 
 def _run_still_open(data: Data) -> str:
@@ -399,6 +414,19 @@ def _service_down(data: Data) -> str:
     return f"The slot was due after the service was {how}, at {data['since']}. It has not started since."
 
 
+def _slot_paused(data: Data) -> str:
+    if not data.get("paused_at"):
+        return data.get("text") or skip_message(data["reason"])
+    reason = f": {data['text']}" if data.get("text") else ""
+    return f"The schedule was paused{_by(data)} {_when(data, 'paused_at')}{reason}"
+
+
+def _slot_skipped(data: Data) -> str:
+    text = skip_message(data["reason"])
+    text += f": job {data['open_job_id']}" if data.get("open_job_id") else ""
+    return text + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")
+
+
 SLOTS: Mapping[str, Sentence] = {
     "fired": _fired,
     "no_ledger": "There is no ledger yet.",
@@ -415,7 +443,7 @@ SLOTS: Mapping[str, Sentence] = {
     "not_checked": "The scheduler has not evaluated this slot. Check that the service is running.",
     "schedule_plugin_unavailable": "The scheduler does not evaluate this slot: plugin {plugin} {reason}.",
     "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
-    "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_paused": _slot_paused,
     "slot_service_down": _service_down,
     "slot_plugin_disabled": "The slot was due while plugin {plugin} was disabled (loaded at {since}).",
     "slot_excluded": lambda data: (
@@ -423,9 +451,7 @@ SLOTS: Mapping[str, Sentence] = {
         + (f" The next slot fires at {data['next']}." if data["next"] else "")
     ),
     "slot_faulty": lambda data: f"{skip_message(data['reason'])}: internal error: {data['error']}",
-    "slot_skipped": lambda data: (
-        skip_message(data["reason"]) + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")
-    ),
+    "slot_skipped": _slot_skipped,
 }
 
 
@@ -446,7 +472,7 @@ def _pipeline_skipped(data: Data) -> str:
 
 def _step_bypassed(data: Data) -> str:
     reason = data.get("reason", "its `if` is false")
-    return f"Step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run: {reason}{_predicates(data)}"
+    return f"Step {_step_of_switch(data)} of pipeline {data.get('pipeline')} did not run: {reason}{_predicates(data)}"
 
 
 def _duplicate(data: Data) -> str:
@@ -613,6 +639,10 @@ def _count(number: int, noun: str) -> str:
 
 def _when(data: Data, name: str) -> str:
     return format_when(data[name], data.get(NOW)) if data.get(name) else "a moment ago"
+
+
+def _by(data: Data) -> str:
+    return f" by {data['actor']}" if data.get("actor") else ""
 
 
 def _predicates(data: Data) -> str:

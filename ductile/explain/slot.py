@@ -4,6 +4,7 @@ Reads the ledger and the definition of the schedule. Decides nothing about slots
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -70,6 +71,8 @@ class SlotOutcomeView(TypedDict):
 
 
 class SlotView(SlotOutcomeView):
+    """What happened to a slot, with the journal rows about it."""
+
     journal: Annotated[list[Annotated[SlotRowView, OPEN]], "The journal rows about the slot, oldest first"]
     story: Annotated[list[Annotated[SlotRowView, OPEN]], "Alias of `journal`"]
 
@@ -250,7 +253,8 @@ def _decided(
     for row in _latest_time_first(skips):
         if not _is_hold(row) and _passed_over(table, row, slot_at):
             reason, used = row.data["reason"], (*holds, row)
-            why = Reason("slot_skipped", {"reason": reason, "count": row.data["count"]})
+            names: tuple[str, ...] = ("reason", "count", "open_job_id")
+            why = Reason("slot_skipped", {name: row.data[name] for name in names if name in row.data})
             return SlotExplanation(slot_at=slot_at, verdict="skipped", why=why, skip_reason=reason, rows=used)
     if holds and entry.held_reason and (entry.last_slot_at or slot_at - TICK) < slot_at:
         reason, until = holds[-1].data["reason"], entry.next_run_at
@@ -282,7 +286,9 @@ def _paused(entry: ScheduleEntry, slot_at: datetime, rows: list[journal.JournalE
         return None
     pauses = [row for row in before if row.data["status"] == EntryStatus.PAUSED_MANUAL][-1:]
     text, reason = pauses[0].data.get("reason") if pauses else entry.reason, SkipReason.SCHEDULE_PAUSED_MANUAL
-    why = Reason("slot_paused", {"reason": reason, "text": text})
+    data: dict[str, Any] = {"is_paused": entry.status is EntryStatus.PAUSED_MANUAL}
+    data |= {"paused_at": to_text(pauses[0].at), "actor": pauses[0].actor} if pauses else {}
+    why = Reason("slot_paused", {"reason": reason, "text": text, **data})
     return SlotExplanation(slot_at=slot_at, verdict="paused", why=why, skip_reason=reason, rows=tuple(pauses))
 
 
@@ -327,6 +333,22 @@ def slot_view(found: SlotExplanation, zone: tzinfo) -> SlotView:
     """Return the explanation as JSON data, with local times of `zone`."""
     rows = [_row_view(row, zone) for row in found.rows]
     return {**outcome_view(found, zone), "journal": rows, "story": rows}
+
+
+def next_commands(plugin: str, schedule_id: str, found: SlotExplanation) -> list[str]:
+    """Return the commands that lead from the explanation to its cause or end it."""
+    if found.job is not None:
+        return [f"ductile job inspect {found.job['job_id']}"]
+    if found.why.data.get("open_job_id"):
+        return [f"ductile job why {found.why.data['open_job_id']}"]
+    commands = {
+        SkipReason.SCHEDULE_PAUSED_MANUAL: shlex.join(("ductile", "schedule", "resume", plugin, schedule_id)),
+        SkipReason.CIRCUIT_OPEN: shlex.join(("ductile", "system", "breaker", plugin)),
+        SkipReason.PLUGIN_UNHEALTHY: shlex.join(("ductile", "plugin", "show", plugin)),
+    }
+    is_over = found.verdict == "skipped" or not found.why.data.get("is_paused", True)
+    command = None if is_over or found.skip_reason is None else commands.get(SkipReason(found.skip_reason))
+    return [command] if command else []
 
 
 def outcome_view(found: SlotExplanation, zone: tzinfo) -> SlotOutcomeView:

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.core.clock import to_text
+from ductile.core.clock import from_text, to_text
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.stored_json import load_stored_object
@@ -118,7 +118,7 @@ def waiting_reasons(
         *_job_reasons(db, waiting, queue, moment),
     ]
     if waiting.is_ready and not waiting.job.is_join:
-        found += _capacity_reasons(db, waiting, queue, has_estimate=not found)
+        found += _capacity_reasons(db, waiting, queue, None if found else moment)
     return [evolve(reason, at=moment) for reason in found or [Reason("ready")]]
 
 
@@ -131,7 +131,7 @@ def _pause_reasons(waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
     for name, code in ((ALL_PLUGINS, "queue_paused"), (waiting.job.plugin, "paused")):
         if pause := queue.paused.get(name):
             data = {"plugin": name, "paused_at": to_text(pause.paused_at), "reason": pause.reason}
-            found.append(Reason(code, data))
+            found.append(Reason(code, data | ({"actor": pause.actor} if pause.actor else {})))
     return found
 
 
@@ -183,8 +183,10 @@ def _breaker_reason(waiting: WaitingJob, queue: QueueConditions) -> Reason:
     return Reason("breaker", data | ({"probe": probe} if probe else {}))
 
 
-def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, *, has_estimate: bool) -> list[Reason]:
-    """Return which other jobs keep a ready job from starting, and its place among them."""
+def _capacity_reasons(
+    db: Db, waiting: WaitingJob, queue: QueueConditions, estimated_at: datetime | None
+) -> list[Reason]:
+    """Return which other jobs keep a ready job from starting, and its place among them; without a time no estimate."""
     job, found = waiting.job, []
     own, slots = queue.running.get(job.plugin, 0), queue.slots.get(job.plugin)
     total = sum(count for plugin, count in queue.running.items() if plugin not in PROCESSLESS_SLOTS)
@@ -198,10 +200,18 @@ def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, *, ha
     place = _place(db, job, queue, None if is_every_worker_busy else job.plugin)
     if not place["ahead"] and not (found and queue.is_running):
         return found
-    average = wait_reasons.average_seconds(db, place["of_plugin"]) if has_estimate else None
-    if average is not None and capacity:
+    average = wait_reasons.average_seconds(db, place["of_plugin"]) if estimated_at else None
+    if average is not None and capacity and estimated_at and not _all_take_longer(place, average, estimated_at):
         place["estimate_seconds"] = round((place["ahead"] + 1) * average / capacity, 1)
     return [*found, Reason("behind", place)]
+
+
+def _all_take_longer(place: Mapping[str, Any], average: float, now: datetime) -> bool:
+    """True if the listed running jobs have all run for longer than the average, so that it says nothing about them."""
+    starts = [one["started_at"] for one in place["running_now"]]
+    return bool(starts) and all(
+        start is not None and (now - from_text(start)).total_seconds() > average for start in starts
+    )
 
 
 def _place(db: Db, job: Job, queue: QueueConditions, of_plugin: str | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Records nothing: no facts, no events, no rows in the ledger.
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ductile.config.checksums import INTEGRITY
 from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError
 from ductile.core.model import Dead, Job, JobStatus, Outcome, Succeeded
@@ -31,12 +32,13 @@ MAX_CONCURRENT = 16
 
 @frozen
 class HealthResult:
-    """The result of the health command of a plugin, or its error."""
+    """The result of the health command of a plugin, or its error. `was_run` is False if the seal does not allow it."""
 
     plugin: str
     ok: bool
     detail: str
     seconds: float
+    was_run: bool = True
 
     def as_data(self) -> dict[str, object]:
         duration = round(self.seconds * 1000)
@@ -53,9 +55,28 @@ def read_plugin_states(snapshot: Snapshot, ledger: Path) -> Mapping[str, str]:
 
 
 def check_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[HealthResult]:
-    """Run the health command of every loaded plugin that declares it. `states` has the plugin states as JSON."""
+    """Run the health command of every loaded plugin that declares it. `states` has the plugin states as JSON.
+
+    A plugin whose files a start would refuse is not run and fails.
+    """
     declared = sorted(name for name, entry in snapshot.plugins.items() if HEALTH in entry.plugin.manifest.commands)
-    if not declared:
+    refused = [
+        HealthResult(name, False, f"not run: {why}", 0.0, was_run=False) for name, why in _refused(snapshot, declared)
+    ]
+    trusted = [name for name in declared if name not in {result.plugin for result in refused}]
+    return [*_run_all(snapshot, trusted, states), *refused]
+
+
+def _refused(snapshot: Snapshot, plugins: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the plugins that `strict_mode` or `admission` does not let run with their files, each with the reason."""
+    for name in plugins:
+        found = [one for one in snapshot.report.errors if (one.category, one.path) == (INTEGRITY, f"plugins.{name}")]
+        if found:
+            yield name, "; ".join(complaint.message for complaint in found)
+
+
+def _run_all(snapshot: Snapshot, plugins: list[str], states: Mapping[str, str]) -> list[HealthResult]:
+    if not plugins:
         return []
     import trio  # slow to import; not needed without a health command
 
@@ -64,7 +85,7 @@ def check_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[HealthR
     restore_sigchld()
     try:
         with chdir(snapshot.config.directory):  # the working directory of a service
-            return trio.run(_check_all, snapshot, declared, states)
+            return trio.run(_check_all, snapshot, plugins, states)
     finally:
         become_subreaper(was_subreaper)
 

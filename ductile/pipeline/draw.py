@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import HANDLE, Job, JobStatus
+from ductile.core.statuses import ENDED_BY_OPERATOR
 from ductile.core.units import format_duration
 from ductile.pipeline.compile.graph import Edge, edges
 from ductile.pipeline.compile.plan import STEP_FAILED, SWITCH_TRUE, Gate, Plan, PlanNode
@@ -40,9 +41,12 @@ class StepStatus:
     """The sum over its finished jobs; None if none ran."""
     tolerated: bool = False
     """True if it failed and the failure is tolerated."""
+    outcome_code: str | None = None
+    """The code of its jobs with that status, if all of them have the same."""
 
     def __str__(self) -> str:
-        parts = [f"{self.status}{' (tolerated)' if self.tolerated else ''}"]
+        shown = self.outcome_code if self.outcome_code in ENDED_BY_OPERATOR else self.status
+        parts = [f"{shown}{' (tolerated)' if self.tolerated else ''}"]
         parts += [f"{self.jobs} jobs"] if self.jobs > 1 else []
         parts += [format_duration(_in_milliseconds(self.duration))] if self.duration is not None else []
         return ", ".join(parts)
@@ -60,13 +64,15 @@ def step_statuses(jobs: Iterable[Job], pipeline: str) -> dict[str, StepStatus]:
 def combined_status(jobs: list[Job]) -> StepStatus:
     """Return the status of a step from its jobs: the first in the order of STYLES that any of them has."""
     status = next(JobStatus(status) for status in STYLES if any(job.status == status for job in jobs))
+    decisive = [job for job in jobs if job.status == status]
+    codes = {job.outcome_code for job in decisive}
     durations = [job.completed_at - job.started_at for job in jobs if job.completed_at and job.started_at]
     return StepStatus(
         status=status,
         jobs=len(jobs),
         duration=sum(durations, timedelta()) if durations else None,
-        tolerated=status in (JobStatus.FAILED, JobStatus.DEAD)
-        and all(job.tolerated for job in jobs if job.status == status),
+        tolerated=status in (JobStatus.FAILED, JobStatus.DEAD) and all(job.tolerated for job in decisive),
+        outcome_code=codes.pop() if len(codes) == 1 else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""One circuit breaker per instance: while an instance does not answer, one job at a time probes it.
+"""One circuit breaker per instance: while an instance does not respond, one job at a time probes it.
 
 The other jobs wait without using up attempts. Runs inside the writer's transaction. The breaker of instance `lab` is
 stored as that of the command `lab` of `core.relay`.
@@ -21,7 +21,7 @@ WAIT_BEHIND_PROBE = timedelta(minutes=30)
 
 
 def hold_if_unreachable(db: Db, instance: str, job: Job, *, run_id: str, now: datetime, chance: float) -> bool:
-    """Postpone the job and return True while the instance does not answer. One job at a time may probe it."""
+    """Postpone the job and return True while the instance does not respond. One job at a time may probe it."""
     known = breakers.get(db, RELAY, instance)
     if known.state is BreakerState.HALF_OPEN and known.probe_job_id == job.id:
         return False
@@ -42,7 +42,7 @@ def hold_if_unreachable(db: Db, instance: str, job: Job, *, run_id: str, now: da
 
 
 def count_attempt(db: Db, instance: str, job: Job, *, is_reachable: bool, now: datetime) -> None:
-    """Count the attempt. When the instance answers again, its postponed jobs become due."""
+    """Count the attempt. When the instance responds again, its postponed jobs become due."""
     rule, known = breaker.completion_rule(BREAKER), breakers.get(db, RELAY, instance)
     change = rule(known, job, JobStatus.SUCCEEDED if is_reachable else JobStatus.FAILED, now)
     if change is None:

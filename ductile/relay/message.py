@@ -48,7 +48,7 @@ def build_message(snapshot: Snapshot, job: Job) -> RelayMessage | Failed | Dead:
             changed = f"step {job.step_id} of pipeline {job.pipeline} is no longer a relay step"
             return Dead(changed, code=OutcomeCode.STEP_REMOVED)
         own = settings.service.name
-        to, envelope = _of_step(job, node.relay, own) if node and node.relay else _asked_for(job, own)
+        to, envelope = _of_step(job, node.relay, own) if node and node.relay else _of_request(job, own)
         instance = find_instance(settings, to, envelope.type)
     except (PathAbsent, BaggageRefused, Unreadable) as error:
         return Failed(snapshot.config.mask(str(error))[:MAX_ERROR_CHARS], code=OutcomeCode.REFUSED)
@@ -72,7 +72,7 @@ def _of_step(job: Job, relay: Relay, own: str) -> tuple[str, Envelope]:
     )
 
 
-def _asked_for(job: Job, own: str) -> tuple[str, Envelope]:
+def _of_request(job: Job, own: str) -> tuple[str, Envelope]:
     """Build the event of a job that was enqueued by the API or CLI."""
     content: dict[str, Any] = strict_json.loads(job.payload or "{}")
     envelope = parse_envelope(content)

@@ -47,7 +47,7 @@ async def send_job(ctx: JobContext, attempt: Attempt) -> Completion | None:
 
 
 async def _is_postponed(ctx: JobContext, message: RelayMessage, job: Job, *, now: datetime) -> bool:
-    """Postpone the job if its instance does not answer. Need not be durable: recovery queues the job again too."""
+    """Postpone the job if its instance does not respond. Need not be durable: recovery queues the job again too."""
     name, chance = message.instance.name, random.random()
     decide = partial(hold_if_unreachable, instance=name, job=job, run_id=ctx.run_id, now=now, chance=chance)
     try:

@@ -18,10 +18,11 @@ from ductile.core.errors import DuctileError, LedgerBusy, Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
 from ductile.core.metrics import Metrics
-from ductile.core.model import FollowUps, is_small_write
+from ductile.core.model import PROCESSLESS_SLOTS, FollowUps, is_small_write
 from ductile.core.units import parse_duration
 from ductile.exchange.service import MessageExchange
-from ductile.ledger.admin.pauses import Pause
+from ductile.ledger.admin.drifted_plugins import all_drifted
+from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
 from ductile.web.caller_limits.held_connections import HeldConnections
@@ -132,6 +133,11 @@ class AppContext:
     held: HeldConnections = field(factory=HeldConnections)
     queue_quota: QueueQuota = field(factory=QueueQuota)
     started: float = field(factory=trio.current_time)
+
+    def startable_plugins(self, db: Db) -> set[str]:
+        """Return the plugins whose jobs may start: those that are not paused, unhealthy or changed on disk."""
+        blocked = {*self.unhealthy(), *self.pause_control.paused, *all_drifted(db)}
+        return set() if ALL_PLUGINS in blocked else {*self.snapshot().plugins, *PROCESSLESS_SLOTS} - blocked
 
 
 async def submit(ctx: AppContext, work: Callable[[Db], T], runs: Sequence[FollowUps], *, actor: str) -> T:

@@ -69,13 +69,14 @@ class _LedgerGauges:
 
 
 def _read_gauges(db: Db, ctx: AppContext) -> _LedgerGauges:
-    oldest = queue_status.oldest_claimable(db, ctx.snapshot().slots)
+    now = ctx.clock.now()
+    oldest = queue_status.oldest_ready_job(db, ctx.startable_plugins(db), now=now)
     counts = dict.fromkeys((status.value for status in EntryStatus), 0)
     for entry in all_entries(db):
         counts[entry.status] += 1
     return _LedgerGauges(
         queue=queue_status.queue(db),
-        oldest=_age(ctx, oldest),
+        oldest=_age(ctx, oldest.ready_at if oldest else None),
         breakers=breakers.all_breakers(db),
         schedules=counts,
         messages=count_open_messages(db),
@@ -101,7 +102,9 @@ def _queue_metrics(ctx: AppContext, gauges: _LedgerGauges) -> Iterator[str]:
     depth = {"queued": queue.queued - queue.delayed, "running": queue.running, "delayed": queue.delayed}
     yield from format_family("ductile_queue_jobs", "gauge", "Jobs that have not ended.", label_samples(depth, "status"))
     yield from format_gauge(
-        "ductile_queue_oldest_claimable_seconds", "Age of the oldest job that is ready to start.", gauges.oldest
+        "ductile_queue_oldest_claimable_seconds",
+        "How long the oldest job that may start has been ready.",
+        gauges.oldest,
     )
     yield from format_gauge("ductile_plugins", "Available plugins.", len(ctx.snapshot().plugins))
     yield from format_gauge("ductile_plugins_unhealthy", "Plugins whose init has failed.", len(ctx.unhealthy()))

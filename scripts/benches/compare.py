@@ -63,7 +63,7 @@ ROWS = (
     ComparedMeasure(
         "B11", "run", "sleepers", "sleepers_over_ideal", "200 jobs of `sleep 1` on 50 workers", "s", "seconds"
     ),
-    ComparedMeasure("B6", "run", "start", "start_seconds", "cold start to a healthy answer", "s"),
+    ComparedMeasure("B6", "run", "start", "start_seconds", "cold start to a healthy response", "s"),
     ComparedMeasure("B5", "idle", "quiet", "idle_cpu_percent", "idle: processor", "%"),
     ComparedMeasure("B5", "idle", "quiet", "idle_wakeups", "idle: wake-ups", "/s"),
     ComparedMeasure("B5b", "idle", "quiet", "idle_pss_mb", "idle: memory (PSS)", "MB"),

@@ -190,9 +190,9 @@ def torture(directory: Path, options: DiskOptions) -> dict[str, Any]:
         "torture": "disk",
         "requests": options.requests,
         "seed": options.seed,
-        "answers_while_full": {str(status): count for status, count in sorted(test.statuses.items())},
+        "responses_while_full": {str(status): count for status, count in sorted(test.statuses.items())},
         "acknowledged": len(test.acknowledged),
         "jobs": jobs,
-        "back_seconds": spread(test.resume_seconds),
+        "resume_seconds": spread(test.resume_seconds),
         "violations": {rule: len(violations[rule]) for rule in (*RULES, *INVARIANTS)},
     }

@@ -80,7 +80,7 @@ PROGRAMS = (
             Number("--seconds", "seconds", 20.0, 10.0, 120.0, "duration of the recording"),
             Number("--starts", "starts", 2, 1, 20, "disk images on which a service is started"),
         ),
-        ("images", "acknowledged", "had_to_be_there", "started"),
+        ("images", "acknowledged", "required", "started"),
     ),
     Program(
         "disk",
@@ -91,7 +91,7 @@ PROGRAMS = (
             Number("--requests", "requests", 200, 200, 1000, "requests while the disk is full"),
             Number("--rounds", "rounds", 4, 2, 4, "how often the disk is filled; in every other round with a kill"),
         ),
-        ("requests", "answers_while_full", "back_seconds"),
+        ("requests", "responses_while_full", "resume_seconds"),
         is_timed=True,
     ),
     Program(
@@ -123,7 +123,7 @@ PROGRAMS = (
             Number("--rounds", "rounds", 3, 1, 7, "rounds"),
             Number("--share", "share", 1.0, 0.5, 1.0, "share of the plugins in every round"),
         ),
-        ("rounds", "animals", "jobs", "good_wait_seconds", "resident_mebibytes"),
+        ("rounds", "plugins", "jobs", "job_wait_seconds", "resident_mebibytes"),
         workers=8,
         is_timed=True,
     ),
@@ -145,7 +145,7 @@ PROGRAMS = (
         schedule.torture,
         schedule.ScheduleOptions,
         (Number("--runs", "runs", 500, 12, 500, "deaths"),),
-        ("runs", "slots_passed_over", "cancelled_while_running"),
+        ("runs", "slots_skipped", "cancelled_while_running"),
     ),
     Program(
         "reload",

@@ -117,7 +117,7 @@ class ScheduleTorture(Harness):
             "died": dict(died),
             "jobs": {one.name: {s: n for (p, s), n in sorted(statuses.items()) if p == one.name} for one in PLUGINS},
             "cancelled_while_running": len(list(_cancelled_processes(history))),
-            "slots_passed_over": len(history.rows("SELECT 1 FROM journal WHERE kind = 'scheduler.skipped'")),
+            "slots_skipped": len(history.rows("SELECT 1 FROM journal WHERE kind = 'scheduler.skipped'")),
             "violations": {name: len(found) for name, found in violations.items()},
             "ready_seconds": spread(self.ready_seconds),
             **{name: round(value, 1) for name, value in times.items()},

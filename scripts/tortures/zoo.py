@@ -145,9 +145,9 @@ def torture(directory: Path, options: ZooOptions) -> dict[str, Any]:
         "torture": "zoo",
         "rounds": options.rounds,
         "seed": options.seed,
-        "animals": len(PLUGINS),
+        "plugins": len(PLUGINS),
         "jobs": test.jobs,
-        "good_wait_seconds": {"p50": round(percentile(waits, 50), 3), "p99": round(percentile(waits, 99), 3)},
+        "job_wait_seconds": {"p50": round(percentile(waits, 50), 3), "p99": round(percentile(waits, 99), 3)},
         "resident_mebibytes": [round(one / (1 << 20), 1) for one in test.resident],
         "violations": {rule: len(found) for rule, found in test.violations.items()},
     }

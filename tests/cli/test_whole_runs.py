@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ductile.core.instance.lock import instance_lock
-from ductile.core.model import Dead, Job, Succeeded
+from ductile.core.model import Dead, Job, Succeeded, cancelled
 from ductile.ledger.storage.connections import transaction
 from tests.cli.conftest import Run
 from tests.cli.history import Past, past_of
@@ -50,6 +50,15 @@ def test_why_of_the_first_job_names_the_failed_jobs_of_its_run(run: Run, failed:
     assert [one["job_id"] for one in view["run"]["failures"]] == ends
     assert view["run"]["failures"][0] | {"step_id": "one", "status": "dead"} == view["run"]["failures"][0]
     assert view["next"] == [f"ductile job why {ends[0]}", f"ductile job tree {root}"]
+
+
+def test_a_run_that_an_operator_ended_names_that(run: Run, demo: Path) -> None:
+    with past_of(demo) as past:
+        root = begin(past, "one")
+        past.end(past.claim_one(), cancelled("not needed"))
+    words = run("job", "why", root.id, "--config", demo, "--json").json["words"]
+    ended = "step one (echo.handle) was ended by an operator: cancelled: not needed"
+    assert words == f"The run failed: {ended}; 1 of 2 jobs failed"
 
 
 def test_the_first_lines_name_the_failed_jobs(run: Run, failed: tuple[Path, str, list[str]]) -> None:

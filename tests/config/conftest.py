@@ -15,6 +15,7 @@ from ductile.config.load.load import Config, load
 from ductile.core.errors import Complaint, ConfigInvalid
 from ductile.core.formats import strict_yaml
 
+UNSET = "environment variable GONE is not set; set it in the environment or in a file of environment_vars.include"
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
 

@@ -22,7 +22,8 @@ def report(config_dir: ConfigDir, mistake: Mistake) -> tuple[Complaint, ...]:
 def test_each_mistake_is_reported_at_its_line_with_a_suggestion(config_dir: ConfigDir) -> None:
     manifest = config_dir.plugin("echo") / "manifest.yaml"
     declared = manifest.read_text().replace(POLL, f"{POLL}    values: {{emit: [{{event: echo.poll}}]}}\n")
-    config_dir.write("plugins/echo/manifest.yaml", declared)
+    config_dir.write("plugins/echo/manifest.yaml", declared.replace("required: []", "optional: [message, mode]"))
+    config_dir.plugin("notify", commands="handle", required="channel")
     config_dir.write("tokens.yaml", TOKENS)
     failures = []
     for mistake in MISTAKES:
@@ -32,6 +33,24 @@ def test_each_mistake_is_reported_at_its_line_with_a_suggestion(config_dir: Conf
             failures.append(f"{mistake.name}, line {mistake.line}: {[*map(str, found)]}")
     assert failures == []
     assert len(MISTAKES) >= 24
+
+
+def test_a_variable_with_a_typo_is_reported_with_the_name_that_is_set(config_dir: ConfigDir) -> None:
+    config_dir.plugin("echo")
+    text = "plugin_roots: [plugins]\nplugins: {echo: {config: {url: '${SERVICE_ULR}'}}}\n"
+    errors = [str(complaint) for complaint in config_dir.complaints(text, env={"SERVICE_URL": "x", "HOME": "/"})]
+    assert [error for error in errors if "did you mean 'SERVICE_URL'?" in error] == errors
+    assert errors
+
+
+def test_own_keys_of_a_plugin_that_are_no_typo_are_not_reported(config_dir: ConfigDir) -> None:
+    """A plugin may accept keys that its manifest does not declare."""
+    manifest = config_dir.plugin("echo") / "manifest.yaml"
+    config_dir.write("plugins/echo/manifest.yaml", manifest.read_text().replace("required: []", "optional: [message]"))
+    config_dir.plugin("free")
+    entries = "plugins: {echo: {config: {extra: 1, message: hi}}, free: {config: {schedules: [], mesage: hi}}}\n"
+    warnings = config_dir.examine(f"plugin_roots: [plugins]\n{entries}").report.warnings
+    assert [warning for warning in warnings if ".config" in warning.path] == []
 
 
 def test_a_manifest_without_an_entrypoint_is_reported_at_its_file(config_dir: ConfigDir) -> None:

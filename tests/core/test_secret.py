@@ -121,6 +121,12 @@ def test_a_secret_is_masked_as_programs_quote_it_for_urls_and_html() -> None:
         "text content": html.escape(secret, quote=False),
         "numeric entities": html.escape(secret, quote=False).replace('"', "&#34;").replace("'", "&#39;"),
         "XML": html.escape(secret, quote=False).replace('"', "&quot;").replace("'", "&apos;"),
+        "PHP": html.escape(secret).replace("&#x27;", "&#039;"),
+        "Go template": html.escape(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;").replace("+", "&#43;"),
+        "Handlebars": html.escape(secret).replace("`", "&#x60;").replace("=", "&#x3D;"),
+        "Mustache": html.escape(secret).translate({96: "&#x60;", 61: "&#x3D;", 47: "&#x2F;"}).replace("x27", "39"),
+        "JSON of PHP": json.dumps(secret)[1:-1].replace("/", "\\/"),
+        "JSON of Go": json.dumps(secret)[1:-1].translate({38: "\\u0026", 60: "\\u003c", 62: "\\u003e"}),
     }
     shown = {name: Mask([secret])(f"-{leak}-") for name, leak in leaks.items()}
     assert {name: text for name, text in shown.items() if text != f"-{HIDDEN}-"} == {}

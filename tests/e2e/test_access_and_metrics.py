@@ -167,6 +167,16 @@ def test_jobs_commits_and_requests_are_counted(service: Service) -> None:
     assert after["process_resident_memory_bytes"] > 1 << 20
 
 
+def test_a_job_that_may_not_start_is_not_the_oldest_claimable(service: Service) -> None:
+    """The recommended alert does not fire while its plugin is paused."""
+    assert service.ask("POST", "/plugins/ok/pause", {})[0] == 200
+    job_id = service.post("ok")
+    assert metrics(service)["ductile_queue_oldest_claimable_seconds"] == 0
+    assert service.ask("GET", "/healthz")[1]["oldest_claimable_seconds"] == 0
+    assert service.ask("POST", "/plugins/ok/resume", {})[0] == 200
+    service.job(job_id, wait="30s")
+
+
 def test_metrics_need_a_scope(service: Service) -> None:
     assert send(service, "GET", "/metrics", bearer(READER))[0] == 403
 

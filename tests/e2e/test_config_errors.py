@@ -138,6 +138,7 @@ def test_a_token_whose_scope_file_cannot_be_used_does_not_prevent_a_start(home: 
     assert service.ask("GET", "/jobs", token=key)[0] == 401
     (row,) = home.rows("SELECT data FROM journal WHERE kind = 'token.refused'")
     assert json.loads(row["data"])["token"] == "t"
+    service.wait_for_log("token t cannot authenticate API requests", category="token_scopes", level="warn")
 
 
 # ── plugins without an entry ────────────────────────────────────────────────────────────────────────────────────────

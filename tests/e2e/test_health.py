@@ -85,6 +85,8 @@ def test_a_killed_service_needs_attention(home: Home, start: Start) -> None:
     shown = ductile(home, "system", "status")
     assert (shown.exit_code, shown.stdout.splitlines()[0]) == (1, "System Status: ATTENTION, NOT RUNNING")
     assert "next: ductile system start" in shown.stdout
+    findings = ductile_json(home, "system", "doctor", exit_code=1)["findings"]
+    assert "stopped_uncleanly" in [finding["name"] for finding in findings]
     service = start()
     assert ductile_json(home, "system", "status")["verdict"] == "healthy"
     service.stop()
@@ -96,13 +98,17 @@ def test_a_cancelled_job_is_no_failure(home: Home, start: Start, blocking: Block
     service = start()
     job_id = service.post("blocking")
     blocking.wait_until_started()
+    service.post("blocking")
+    assert ductile(home, "queue", "purge", "--all").exit_code == 0
     assert ductile(home, "job", "cancel", job_id).exit_code == 0
     assert service.job(job_id, wait="30s")["outcome_code"] == "cancelled"
 
     with urlopen(Request(f"{service.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"})) as answer:
         dead = [line for line in answer.read().decode().splitlines() if 'status="dead"' in line]
-    labels = 'plugin="blocking",command="poll",status="dead",outcome_code="cancelled"'
-    assert dead == [f"ductile_jobs_total{{{labels}}} 1"]
+    labels = 'plugin="blocking",command="poll",status="dead"'
+    assert sorted(dead) == [
+        f'ductile_jobs_total{{{labels},outcome_code="{code}"}} 1' for code in ("cancelled", "purged")
+    ]
     assert ductile_json(home, "system", "status")["verdict"] == "healthy"
     summary = service.ask("GET", "/analytics/summary")[1]
-    assert (summary["stats"], summary["cancelled"]) == ({"dead": 1}, 1)
+    assert (summary["stats"], summary["cancelled"]) == ({"dead": 2}, 2)

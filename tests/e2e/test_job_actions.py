@@ -174,6 +174,20 @@ def test_a_replay_uses_the_configured_hop_limit(home: Home, start: Start) -> Non
     assert (status, answer["status"]) == (202, "queued")
 
 
+def test_a_replay_has_the_configured_number_of_attempts(home: Home, start: Start) -> None:
+    """Not those that retries have added to the original job."""
+    home.plugin("failing", FAILING)
+    home.add("plugins: {failing: {retry: {max_attempts: 1}}}\n")
+    service = start()
+    first = service.run("failing")["job_id"]
+    service.ask("POST", f"/job/{first}/retry")
+    assert service.job(first, wait="20s")["max_attempts"] == 2
+
+    again = service.ask("POST", f"/job/{first}/replay")[1]["job_id"]
+
+    assert service.job(again, wait="20s")["max_attempts"] == 1
+
+
 def test_a_relay_job_cannot_be_retried_without_configured_instances(home: Home, start: Start) -> None:
     """Nothing would ever send it."""
     home.plugin("echo", OK)

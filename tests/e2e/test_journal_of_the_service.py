@@ -67,7 +67,7 @@ def test_an_unclean_stop_is_journalled_at_the_next_start(home: Home, start: Star
         "system.started",
         "system.stopped",
     ]
-    assert found[1][2] == {"run_id": found[0][2]["run_id"], "since": last["at"], "jobs": 0}
+    assert found[1][2] == {"run_id": found[0][2]["run_id"], "since": last["at"], "jobs": 0, "job_ids": []}
 
 
 def test_every_act_is_journalled_with_its_actor(home: Home, start: Start, blocking: BlockingPlugin) -> None:

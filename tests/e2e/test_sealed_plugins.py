@@ -52,6 +52,10 @@ def test_a_changed_plugin_waits_until_its_file_is_restored(home: Home, strict: S
     for job_id in (waiting, later):
         reason = ductile_json(home, "job", "why", job_id)["reasons"][0]
         assert (reason["code"], reason["files"]) == ("plugin_changed", ["helper.sh"])
+        diagnosis = ductile_json(home, "job", "diagnose", job_id)
+        assert diagnosis["since_last_success"]["changes"]["plugin"] == ["files.helper.sh"]
+    listed = {one["name"]: one["state"] for one in ductile_json(home, "plugin", "list")["plugins"]}
+    assert listed["hello"] == "changed"
     status = ductile_json(home, "system", "status", exit_code=1)
     assert "plugin_changed" in [one["code"] for one in status["reasons"]]
     helper.write_text("WORD=sealed\n")
@@ -108,7 +112,7 @@ def test_diagnose_and_replay_name_the_changed_file(home: Home, helper: Path, sta
     poll_until(lambda: home.rows("SELECT id FROM job_log WHERE job_id = ?", failed))
     diagnosis = ductile_json(home, "job", "diagnose", failed)
     assert diagnosis["since_last_success"]["changes"]["plugin"] == ["files.helper.sh"]
-    assert "plugin files: files.helper.sh" in ductile(home, "job", "diagnose", failed).stdout
+    assert "plugin files: helper.sh" in ductile(home, "job", "diagnose", failed).stdout
     replayed = ductile_json(home, "job", "replay", first, "--dry-run")
     assert replayed["changes"]["plugin"] == ["files.helper.sh"]
 

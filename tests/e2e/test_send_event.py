@@ -28,8 +28,25 @@ def test_a_sent_event_starts_the_pipelines_that_it_triggers(home: Home, start: S
         (202, ["all"]),
         (202, ["all", "failed"]),
     ]
-    assert sent[0][1]["skipped"] == [{"pipeline": "failed", "reason": "if is false"}]
+    for _, view in (planned, sent[0]):
+        (skipped,) = view["skipped"]
+        assert (skipped["pipeline"], skipped["reason"]) == ("failed", "if is false")
+        assert "found 0" in skipped["words"]
     assert (ended["status"], ended["submitted_by"], ended["actor"]) == ("succeeded", "api", "token:e2e")
+
+
+def test_a_run_that_begins_with_branches_is_queued_while_they_are_open(home: Home, start: Start) -> None:
+    """Its root job starts the branches and has already succeeded. A run without a branch has ended."""
+    home.plugin("ok", OK)
+    branch = "{id: %s, uses: ok, if: {path: payload.code, op: gt, value: 0}}"
+    home.add(f"pipelines:\n  - {{name: fan, on: fan.out, steps: [{{split: [{branch % 'a'}, {branch % 'b'}]}}]}}\n")
+    service = start()
+
+    sent = [service.ask("POST", "/event/fan.out", {"payload": {"code": code}})[1] for code in (1, 0)]
+    planned = service.ask("POST", "/event/fan.out?dry_run=true", {"payload": {"code": 1}})[1]
+
+    assert [view["jobs"][0]["status"] for view in sent] == ["queued", "succeeded"]
+    assert planned["jobs"][0]["status"] == "queued"
 
 
 def test_an_event_that_starts_nothing_says_why(home: Home, start: Start) -> None:

@@ -102,8 +102,8 @@ def test_a_service_with_a_full_disk_refuses_requests_and_resumes() -> None:
         pytest.skip(run.stderr)
 
     assert run.violations == {disk.RESUMES_IN_TIME: 2}, run.stderr
-    assert run.summary["answers_while_full"].get("503", 0) > 30, "the disk was not full: the test tests nothing"
-    assert run.summary["back_seconds"]["max"] < 10.0
+    assert run.summary["responses_while_full"].get("503", 0) > 30, "the disk was not full: the test tests nothing"
+    assert run.summary["resume_seconds"]["max"] < 10.0
 
 
 def test_a_host_that_cannot_mount_a_disk_is_reported() -> None:

@@ -28,6 +28,7 @@ READS = '#!/bin/sh\n: < "$FIFO"\necho \'{"status":"ok","result":"done"}\'\n'
 EVENT_TYPES = ("zoo.seen", "zoo.counted", "zoo.large", "zoo.forged")
 ROUTES_OF_LARGE = 10
 MAX_MEMORY_GROWTH = 12 * MIB
+LEDGER_FILE = re.compile(r"\.db(-wal|-shm)?$")
 # The interpreter itself: a version manager in front of it would take longer than most of these plugins.
 DIRECT = {"PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}"}
 
@@ -48,7 +49,10 @@ class JobResult:
 
 @frozen
 class Resources:
-    """Resources of an idle core: descriptors (0 where the host hides them), children, memory."""
+    """Resources of an idle core: descriptors (0 where the host hides them), children, memory.
+
+    Descriptors of the ledger do not count: requests at the same time open more readers, up to a fixed number.
+    """
 
     descriptors: int
     children: tuple[str, ...]
@@ -279,9 +283,17 @@ def _children(pid: int) -> Iterator[str]:
 
 def _descriptors(pid: int) -> int:
     try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
+        numbers = os.listdir(f"/proc/{pid}/fd")
     except PermissionError:  # the core is not dumpable: only root can list its descriptors
         return 0
+    return sum(LEDGER_FILE.search(_target(f"/proc/{pid}/fd/{number}")) is None for number in numbers)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed since the listing
+        return ""
 
 
 def _resident(pid: int) -> int:

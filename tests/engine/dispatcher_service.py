@@ -122,9 +122,9 @@ class DispatcherService:
     async def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel a job as the API does."""
         ctx = self.ctx
-        return await JobCanceller(self.ledger, ctx.hub, ctx.clock, ctx.snapshot, ctx.running.stop_job).cancel(
-            job_id, reason, "token:test"
-        )
+        return await JobCanceller(
+            self.ledger, ctx.hub, ctx.clock, ctx.snapshot, ctx.running.stop_job, ctx.metrics
+        ).cancel(job_id, reason, "token:test")
 
     async def finish(self, *job_ids: str) -> None:
         """Let gated jobs respond. Waits until they have started."""

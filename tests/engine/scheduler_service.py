@@ -162,9 +162,11 @@ class SchedulerService:
         assert found is not None
         return found
 
-    async def set_status(self, status: EntryStatus, plugin: str = "echo", schedule_id: str = "default") -> None:
-        """Pause or resume a schedule as an operator does."""
-        await self.ledger.write(schedules.set_status, plugin, schedule_id, status, now=self.clock.now())
+    async def set_status(
+        self, status: EntryStatus, plugin: str = "echo", schedule_id: str = "default", **why: str
+    ) -> None:
+        """Pause or resume a schedule as an operator does. `why` has its `reason` and `actor`."""
+        await self.ledger.write(schedules.set_status, plugin, schedule_id, status, now=self.clock.now(), **why)
         await self.refresh()
 
     def breaker(self, plugin: str = "echo", command: str = "poll") -> Breaker:

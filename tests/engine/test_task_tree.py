@@ -112,7 +112,7 @@ async def inspector() -> Inspector:
 
 
 @pytest.fixture
-def until_seen(tmp_path: Path) -> Iterator["UntilSeen"]:
+def until_seen(tmp_path: Path) -> Iterator[UntilSeen]:
     """Return a shell script whose process runs until an inspector has seen it, and what the inspector must call."""
     path = tmp_path / "seen"
     os.mkfifo(path)

@@ -8,7 +8,7 @@ import pytest
 
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound
-from ductile.core.model import Failed, Job, Retried
+from ductile.core.model import Dead, Failed, Job, JobStatus, OutcomeCode, Prefinished, Retried, cancelled
 from ductile.explain.runs.listing import run_page
 from ductile.explain.runs.timeline import run_timeline
 from ductile.ledger.reports.pagination import ListFilter
@@ -41,6 +41,20 @@ def test_a_run_is_listed_once_with_the_states_of_its_steps(ledger: LedgerDriver,
         ("root", "succeeded", 1),
         ("work", "queued", 2),
     ]
+
+
+def test_a_step_that_an_operator_ended_has_the_code_of_that(ledger: LedgerDriver, path: Path) -> None:
+    """Only if no other job of the step is dead for another reason."""
+    ledger.fan_out(*(ledger.new(plugin="work", pipeline="p", step_id="each", child_key=str(n)) for n in (1, 2)))
+    work = ledger.claim(work=2).jobs
+    ledger.end(work[0], cancelled("by operator"))
+    ledger.end(work[1], cancelled("by operator"))
+    ledger.fan_out(*(ledger.new(plugin="work", pipeline="p", step_id="each", child_key=str(n)) for n in (1, 2)))
+    mixed = ledger.claim(work=2).jobs
+    ledger.end(mixed[0], cancelled("by operator"))
+    ledger.end(mixed[1], Dead("no luck", code=OutcomeCode.EXIT_78))
+    codes = [[step.get("outcome_code") for step in run["steps"]] for run in listed(ledger, path)]
+    assert [found[1:] for found in codes] == [[None], ["cancelled"]]
 
 
 def test_runs_are_filtered_by_their_state_and_by_the_pipelines_of_their_steps(ledger: LedgerDriver, path: Path) -> None:
@@ -170,3 +184,30 @@ def test_a_run_that_has_left_the_queue_is_read_from_the_log(ledger: LedgerDriver
     assert (view["status"], view["jobs"], len(view["edges"])) == ("succeeded", 2, 1)
     with pytest.raises(NotFound):
         run_timeline(ledger.db, path, "none")
+
+
+def test_a_step_that_did_not_run_has_the_values_of_its_condition(ledger: LedgerDriver, path: Path) -> None:
+    predicate = {"path": "payload.vip", "op": "eq", "value": True, "found": False, "holds": False}
+    ended = Prefinished(
+        status=JobStatus.SUCCEEDED, code=OutcomeCode.CONDITION_FALSE, data={"predicates": [predicate]}, result="{}"
+    )
+    root = ledger.fan_out(ledger.new(plugin="core.switch", step_id="gift__switch", prefinished=ended))
+
+    switch = run_timeline(ledger.db, path, root.id)["timeline"][1]
+    assert "of step gift is false" in str(switch["words"])
+    assert "payload.vip eq true is false: found false" in str(switch["words"])
+
+
+def test_a_failed_join_says_that_the_steps_after_it_do_not_run(ledger: LedgerDriver, path: Path) -> None:
+    ended = Prefinished(status=JobStatus.FAILED, code=OutcomeCode.NOT_JOINED, data={"failures": ["b: no luck"]})
+    root = ledger.fan_out(ledger.new(plugin="core.join", step_id="both__join", prefinished=ended))
+
+    join = run_timeline(ledger.db, path, root.id)["timeline"][1]
+    assert "the steps after it do not run: b: no luck" in str(join["words"])
+
+
+def test_a_job_of_a_foreach_has_the_index_of_its_item(ledger: LedgerDriver, path: Path) -> None:
+    root = ledger.fan_out(*(ledger.new(plugin="x", step_id="each", child_key=f"e/run/each/{n}/{n}") for n in (0, 1)))
+
+    timeline = run_timeline(ledger.db, path, root.id)["timeline"]
+    assert [job.get("indexes") for job in timeline] == [None, [0], [1]]

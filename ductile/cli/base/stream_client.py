@@ -20,7 +20,7 @@ from ductile.core.errors import NotAllowed, ServiceUnreachable
 
 MIN_RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.2, 3.0
 PING_TIMEOUT_SECONDS = 10.0
-"""A service that does not answer a ping within this time counts as gone, even if the connection is open."""
+"""A service that does not respond to a ping within this time counts as disconnected, even if the connection is open."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 POLICY_VIOLATION = 1008
 NO_RESPONSE = "the service does not respond"

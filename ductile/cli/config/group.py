@@ -9,7 +9,7 @@ import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.click_base import LazyGroup
-from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
+from ductile.core.errors import Complaint, ConfigInvalid, DuctileError, IntegrityBroken
 
 DEFAULT_DIRECTORY = "~/.config/ductile"
 COMMAND_MODULES = {
@@ -112,11 +112,14 @@ def check(
     from ductile.config.checks.examine import examine
 
     as_json = as_json or form == "json"
+    selected = options.selected_config(config_path, config_dir)
     try:
-        config = _load(options.selected_config(config_path, config_dir), verbose=verbose)
-        report = examine(config).report
+        report = examine(_load(selected, verbose=verbose)).report
         errors, warnings = report.errors, report.warnings
         failure: DuctileError | None = ConfigInvalid(errors) if errors else None
+    except IntegrityBroken as broken:
+        errors, warnings = (*broken.complaints, *_errors_without_seal(selected)), ()
+        failure = IntegrityBroken(errors, hint=broken.hint)
     except ConfigInvalid as invalid:
         failure, errors, warnings = invalid, invalid.complaints, ()
     result: dict[str, Any] = {
@@ -132,6 +135,16 @@ def check(
             output.note(f"hint: {failure.hint}")
         return failure.exit_code
     return output.WARNINGS_EXIT if strict and warnings else 0
+
+
+def _errors_without_seal(selected: Path | None) -> tuple[Complaint, ...]:
+    """Return the errors in the content of files that the seal refuses."""
+    from ductile.config.checks.examine import examine
+
+    try:
+        return examine(_load(selected, verify=False)).report.errors
+    except ConfigInvalid as invalid:
+        return invalid.complaints
 
 
 def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...]) -> list[str]:
@@ -198,11 +211,11 @@ def _found(explicit: Path | None) -> Path:
     return find_config(explicit, os.environ).path
 
 
-def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
+def _load(explicit: Path | None, *, verbose: bool = False, verify: bool = True) -> Any:
     from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
 
     found = find_config(explicit, os.environ)
     if verbose:
         output.note(f"configuration: {found.path} ({found.origin})")
-    return load(found.path)
+    return load(found.path, verify=verify)

@@ -58,7 +58,8 @@ def _changed(one: dict[str, Any]) -> str:
     """Return the first places that changed, and the number of the others."""
     if not one["changed"]:
         return ""
-    changes = one["changes"] or {"config": [], "secrets": [], "plugins": []}
+    if (changes := one["changes"]) is None:
+        return "(no earlier configuration on record)"
     places = [*changes["config"], *changes["secrets"], *(f"files of {name}" for name in changes["plugins"])]
     more = [f"{len(places) - MAX_PLACES} more"] if len(places) > MAX_PLACES else []
     return ", ".join([*places[:MAX_PLACES], *more]) or "changed"

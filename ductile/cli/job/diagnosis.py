@@ -10,9 +10,10 @@ from ductile.core.model import is_control_plugin
 from ductile.explain.changes import NOT_SET
 
 MAX_TEXT_LINES = 12
-FACTS = ("submitted_by", "pipeline", "step_id", "schedule_id", "replay_of")
+FACTS = ("submitted_by", "actor", "pipeline", "step_id", "schedule_id", "replay_of")
 MOMENTS = ("created_at", "started_at", "completed_at")
 DOCUMENTS = ("exit", "request", "response")
+FILES = {"entrypoint_hash": "entrypoint", "manifest_hash": "manifest"}
 
 
 def diagnosis_lines(shown: Mapping[str, Any]) -> list[str]:
@@ -25,7 +26,8 @@ def diagnosis_lines(shown: Mapping[str, Any]) -> list[str]:
         lines += ["  stderr:", *(f"    {line}" for line in shown["stderr"].splitlines())]
     lines += attempt_lines(_items(shown["attempts"]))
     for entry in _items(shown["journal"]):
-        lines.append(f"  {format_timestamp(entry['at'])}  {entry['kind']}  {_text(entry['data'])}")
+        by = f"  by {entry['actor']}" if entry.get("actor") else ""
+        lines.append(f"  {format_timestamp(entry['at'])}  {entry['kind']}{by}  {_text(entry['data'])}")
     if not is_control_plugin(shown["plugin"]):
         lines += _success_lines(shown["since_last_success"])
         lines += _similar_lines(shown["similar_failures"])
@@ -71,7 +73,8 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
     if not changes["known"]:
         lines = ["configuration then: no longer on record"]
     else:
-        lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
+        files = ", ".join(FILES.get(name, name.removeprefix("files.")) for name in changes["plugin"])
+        lines = [f"plugin files: {files}"] if files else []
         lines += config_lines(changes["config"])
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
         lines += [f"config of other plugins: {', '.join(changes['other_plugins'])}"] if changes["other_plugins"] else []

@@ -165,6 +165,10 @@ def _report(report: Any) -> dict[str, Any]:
         "root_job_id": job.root_job_id,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
+        "schedule_id": job.schedule_id,
+        "slot_at": moment(job.slot_at),
+        "source_event_id": job.source_event_id,
+        "replay_of": job.replay_of,
         "tolerated": job.tolerated,
         "waits_for": report.waits_for,
         "dedupe_key": job.dedupe_key,
@@ -213,6 +217,7 @@ def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
         "attempt": attempt.attempt,
         "at": moment(attempt.started_at),
         "status": str(attempt.status),
+        "outcome_code": attempt.outcome_code,
         "started_at": moment(attempt.started_at),
         "completed_at": moment(attempt.completed_at),
         "duration_ms": attempt.duration.total_seconds() * 1000 if attempt.duration is not None else None,
@@ -298,6 +303,10 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         "parent_job_id",
         "pipeline",
         "step_id",
+        "schedule_id",
+        "slot_at",
+        "source_event_id",
+        "replay_of",
         "tolerated",
         "waits_for",
         "dedupe_key",
@@ -325,9 +334,11 @@ def _lines(shown: dict[str, Any]) -> list[str]:
 
 
 def _attempt_lines(attempt: dict[str, Any], max_attempts: int) -> list[str]:
+    from ductile.explain.orphaned import display_status
+
     took = f" in {attempt['duration_ms']:.0f} ms" if attempt["duration_ms"] is not None else ""
     ended = f", exit code {attempt['exit_code']}" if attempt["exit_code"] is not None else ""
-    lines = [f"  attempt {attempt['attempt']} of {max_attempts}: {state(attempt['status'])}{took}{ended}"]
+    lines = [f"  attempt {attempt['attempt']} of {max_attempts}: {state(display_status(attempt))}{took}{ended}"]
     lines += [f"    error: {attempt['error']}"] if attempt["error"] else []
     for name in ("result", "stderr"):
         if attempt[name]:

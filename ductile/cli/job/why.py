@@ -9,7 +9,7 @@ from ductile.cli.base import options, output
 from ductile.cli.base.terminal import state
 from ductile.explain.truncate import DEFAULT_BYTES, MIN_BYTES
 
-ENDED_WELL = ("succeeded", "skipped")
+NOT_FAILED = ("succeeded", "skipped")
 
 
 @click.command("why")
@@ -42,13 +42,19 @@ def _why_lines(view: Mapping[str, Any]) -> list[str]:
 
 def head_line(view: Mapping[str, Any]) -> str:
     """Return a job with its status, and with that of its run where the run failed."""
-    line = f"{view['job_id']}  {view['plugin']}.{view['command']}  {state(view['status'].upper())}"
-    run_is_worse = view["status"] in ENDED_WELL and view["run"] and view["run"]["status"] == "failed"
+    from ductile.explain.orphaned import display_status
+
+    line = f"{view['job_id']}  {view['plugin']}.{view['command']}  {state(display_status(view).upper())}"
+    run_is_worse = view["status"] in NOT_FAILED and view["run"] and view["run"]["status"] == "failed"
     return f"{line}, its run {state('FAILED')}" if run_is_worse else line
 
 
 def attempt_lines(attempts: list[Mapping[str, Any]]) -> list[str]:
-    return [f"  attempt {one['attempt']}: {state(one['status'])}  {one.get('error', '')}".rstrip() for one in attempts]
+    from ductile.explain.orphaned import display_status
+
+    return [
+        f"  attempt {one['attempt']}: {state(display_status(one))}  {one.get('error', '')}".rstrip() for one in attempts
+    ]
 
 
 @click.command("diagnose")

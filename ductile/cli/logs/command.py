@@ -122,12 +122,17 @@ def _parse_query(plugin: str | None, level: str | None, params: Mapping[str, Any
         )
     for kind in params["kinds"]:
         _require_kind(kind)
+    since = parse_past(params["since"], "--since") if params["since"] else None
+    until = parse_past(params["until"], "--until") if params["until"] else None
+    if since and until and until <= since:
+        message = f"--until: {params['until']} is not after --since {params['since']}"
+        raise UsageInvalid(message, hint="Both are times; 2h is two hours ago: --since 2h --until 1h.")
     return LogQuery(
         plugin=plugin,
         level=level or ("debug" if params["kinds"] else "info"),
         job_id=params["job_id"],
-        since=parse_past(params["since"], "--since") if params["since"] else None,
-        until=parse_past(params["until"], "--until") if params["until"] else None,
+        since=since,
+        until=until,
         kinds=params["kinds"],
         pattern=_compile_pattern(params["pattern"]) if params["pattern"] else None,
     )

@@ -53,6 +53,7 @@ _LEVEL_OF = {
         "scheduler.skipped",
         "state.discarded",
         "system.recovered",
+        "token.refused",
         "webhook.refused",
     ),
     "error": (
@@ -131,6 +132,8 @@ def details(data: Mapping[str, Any]) -> str:
     """Format the fields that no other column shows."""
     shown = _SHOWN_ELSEWHERE | ({"reason"} if data.get("reason") == data.get("error") else set())
     shown = shown - {"message"} if "signal" in data else shown  # only the message states what a notification reported
+    if "to" not in data and "job_id" not in data:  # of a job, the name of the event has the status
+        shown = shown - {"status"}
     rest = {name: value for name, value in data.items() if name not in shown and value not in (None, "", [])}
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in rest.items())
 

@@ -1,6 +1,6 @@
 """Past events of a remote service, read from its event stream.
 
-Searches backwards in growing ranges. A service that does not answer is an error.
+Searches backwards in growing ranges. A service that does not respond is an error.
 """
 
 from collections import deque

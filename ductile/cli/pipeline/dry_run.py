@@ -49,7 +49,7 @@ def dry_run_report(
     snapshot = build_snapshot(examine(config), os.environ)
     _note_absent_plugins(plan, snapshot)
     now, limits = datetime.now(UTC), config.settings.service.limits
-    ask = _executing(plan, executed_step, snapshot) if executed_step is not None else None
+    execute = _executing(plan, executed_step, snapshot) if executed_step is not None else None
     try:
         found = dry_run_pipeline(
             plan,
@@ -57,7 +57,7 @@ def dry_run_report(
             snapshot.routing,
             parse_answers(results, plan.nodes),
             now=now,
-            execute=ask,
+            execute=execute,
             max_jobs=limits.tree_jobs,
             max_hops=limits.hops,
         )
@@ -82,14 +82,14 @@ def _executing(plan: Plan, step: str, snapshot: Snapshot) -> ExecuteJob:
         raise UsageInvalid(f"step {step} runs no plugin; --execute requires a step with `uses`")
     is_due = True
 
-    def ask(job: Job) -> PluginAnswer | None:
+    def execute_once(job: Job) -> PluginAnswer | None:
         nonlocal is_due
         if not is_due or (job.pipeline, job.step_id) != (plan.name, step):
             return None
         is_due = False
         return _execute(job, snapshot)
 
-    return ask
+    return execute_once
 
 
 def _execute(job: Job, snapshot: Snapshot) -> PluginAnswer:

@@ -42,8 +42,8 @@ def list_plugins(as_json: bool, **where: Any) -> None:
         output.show({"plugins": rows}, as_json=as_json, human=_list_lines)
         return
     examination = _examine(options.selected_config(where["config_path"], where["config_dir"]))
-    failed = _failed_inits(examination)
-    rows = [_row(examination, name, plugin, failed) for name, plugin in sorted(examination.found.items())]
+    blocked = _blocked(examination)
+    rows = [_row(examination, name, plugin, blocked) for name, plugin in sorted(examination.found.items())]
     rows += [_rejected_row(rejected) for rejected in examination.discovery.rejected]
     known = {row["name"] for row in rows}
     rows += [_absent_row(name, why) for name, why in examination.unusable.items() if name not in known]
@@ -139,9 +139,15 @@ def _examine(explicit: Path | None) -> Any:
     return examine(load(find_config(explicit, os.environ).path))
 
 
-def _failed_inits(examination: Any) -> dict[str, str]:
-    """Return plugin → error for failed `init` commands in the ledger; empty without a ledger."""
+def _blocked(examination: Any) -> dict[str, tuple[str, str]]:
+    """Return state and reason of the plugins that the ledger records as blocked; empty without a ledger.
+
+    Their `init` has failed, or the running service has found other files than the sealed ones.
+    """
     from ductile.core.errors import LedgerError
+    from ductile.explain.orphaned import has_service
+    from ductile.explain.reason import Reason
+    from ductile.ledger.admin.drifted_plugins import all_drifted
     from ductile.ledger.storage.open_file import open_reader
     from ductile.ledger.tables.plugin_inits import all_inits
 
@@ -150,13 +156,16 @@ def _failed_inits(examination: Any) -> dict[str, str]:
         return {}
     try:
         with open_reader(path) as db:
-            return {name: init.error for name, init in all_inits(db).items() if init.error is not None}
+            drifted = all_drifted(db) if has_service(path) else {}
+            inits = {name: init.error for name, init in all_inits(db).items() if init.error is not None}
     except LedgerError:
         return {}  # the list is useful without it
+    found = {name: ("changed", Reason(one.code, one.data).words) for name, one in drifted.items()}
+    return found | {name: ("unhealthy", f"init failed: {error}") for name, error in inits.items()}
 
 
-def _state(examination: Any, name: str, failed: Mapping[str, str]) -> tuple[str, str]:
-    """Return the state of a plugin and the reason for it. `failed`: plugin → error of its `init`."""
+def _state(examination: Any, name: str, blocked: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Return the state of a plugin and the reason for it. `blocked` has those of blocked plugins."""
     entry = examination.config.settings.plugins.get(name)
     if name in examination.unusable:
         return "unusable", examination.unusable[name]
@@ -164,11 +173,11 @@ def _state(examination: Any, name: str, failed: Mapping[str, str]) -> tuple[str,
         return "unconfigured", "has no entry under `plugins:`; it can be triggered but not scheduled"
     if not entry.enabled:
         return "disabled", "enabled: false"
-    return ("unhealthy", f"init failed: {failed[name]}") if name in failed else ("enabled", "")
+    return blocked.get(name, ("enabled", ""))
 
 
-def _row(examination: Any, name: str, plugin: Any, failed: Mapping[str, str]) -> dict[str, Any]:
-    state, reason = _state(examination, name, failed)
+def _row(examination: Any, name: str, plugin: Any, blocked: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    state, reason = _state(examination, name, blocked)
     return {
         "name": name,
         "version": plugin.manifest.version,
@@ -225,7 +234,7 @@ def _details(examination: Any, name: str) -> dict[str, Any]:
     plugin = examination.found[name]
     manifest = plugin.manifest
     entries = redact_settings(examination.config.settings, examination.config.mask)["plugins"]
-    return _row(examination, name, plugin, _failed_inits(examination)) | {
+    return _row(examination, name, plugin, _blocked(examination)) | {
         "protocol": manifest.protocol,
         "concurrency_safe": manifest.concurrency_safe,
         "entrypoint": str(plugin.entrypoint),

@@ -177,7 +177,7 @@ def _why_lines(view: dict[str, Any]) -> list[str]:
         what = row.get("status") or f"{row['reason']}" + (f", {row['count']} slots" if row.get("count", 1) > 1 else "")
         lines.append(f"  {_short(row['local'])}  {what}")
     lines += [f"  waiting until {_short(view['until'])}"] if view.get("until") and view["verdict"] == "held" else []
-    return lines + ([f"  next: ductile job inspect {view['job']['job_id']}"] if view.get("job") else [])
+    return [*lines, *(f"  next: {command}" for command in view["next"])]
 
 
 @group.command("agenda")

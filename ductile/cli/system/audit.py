@@ -56,8 +56,8 @@ def _read(where: Any, since: Any, actor: str | None, limit: int, cursor: str | N
 
 def _lines(page: dict[str, Any]) -> list[str]:
     if not page["acts"]:
-        return ["no acts"]
-    rows = [("TIME", "ACTOR", "ACT", "SUBJECT", "DETAILS"), *(_row(act) for act in page["acts"])]
+        return ["no actions"]
+    rows = [("TIME", "ACTOR", "ACTION", "SUBJECT", "DETAILS"), *(_row(act) for act in page["acts"])]
     more = [f"continue with --cursor {page['next_cursor']}"] if page["next_cursor"] else []
     return [*output.table(rows), *more]
 

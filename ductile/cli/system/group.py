@@ -202,7 +202,7 @@ def _breaker_lines(view: dict[str, Any]) -> list[str]:
             (
                 format_when(change["created_at"]),
                 f"{change['from_state']} → {change['to_state']}",
-                change["reason"] or "",
+                " by ".join(filter(None, (change["reason"], change["actor"]))),
             )
             for change in breaker["transitions"]
         ]

@@ -85,7 +85,7 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
         report["running"] = is_running = check_lock(checks, ledger)
         report["service"] = _request_health(checks, ledger) if is_running else None
-        # A service that answers has validated the configuration itself; only it knows its environment.
+        # A service that responds has validated the configuration itself; only it knows its environment.
         snapshot = None if report["service"] else load_config(checks, root).snapshot
         facts, found = _ledger_facts(checks, ledger, report["service"], is_running=is_running)
         report |= facts
@@ -165,7 +165,7 @@ def check_lock(checks: Checks, ledger: Path) -> bool:
 
 
 def _request_health(checks: Checks, ledger: Path) -> dict[str, Any] | None:
-    """Request the health of the service and its validation of the configuration; None if it does not answer."""
+    """Request the health of the service and its validation of the configuration; None if it does not respond."""
     from ductile.cli.base.client import Client
     from ductile.web.server.listeners import local_socket_path
 
@@ -203,7 +203,6 @@ def _ledger_facts(
     from ductile.ledger.storage.path_checks import ledger_exists
     from ductile.ledger.tables import breakers
     from ductile.ops.check_health import check_health
-    from ductile.web.server.listeners import is_socket_left
 
     try:
         if not ledger_exists(path):
@@ -220,7 +219,6 @@ def _ledger_facts(
                 path,
                 is_running=is_running,
                 is_degraded=service is not None and service["status"] != "ok",
-                was_killed=not is_running and is_socket_left(path.parent),
                 now=datetime.now(UTC),
             )
     except DuctileError as error:
@@ -255,10 +253,11 @@ def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[d
     from ductile.ops.health import HealthResult, check_plugins, read_plugin_states
 
     answers = check_plugins(snapshot, read_plugin_states(snapshot, ledger))
-    unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in sorted(snapshot.failed_to_load)]
+    unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in snapshot.unusable_entries]
     for result in (*answers, *unusable):
         if not result.ok:
-            detail, fix = f"{result.plugin}: {result.detail}", f"ductile plugin show {shlex.quote(result.plugin)}"
+            detail = f"{result.plugin}: {result.detail}"
+            fix = f"ductile plugin show {shlex.quote(result.plugin)}" if result.was_run else CHECK
             checks.add("plugin_health", False, detail, fix=fix, plugin=result.plugin)
     if answers and all(result.ok for result in answers):
         checks.add("plugin_health", True, f"{len(answers)} passed")

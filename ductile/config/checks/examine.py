@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from ductile.config import checksums
 from ductile.config.load.load import Config
@@ -18,10 +18,12 @@ from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, ComplaintView, did_you_mean
 from ductile.core.files import display_path
 from ductile.core.model import HANDLE
+from ductile.plugin.manifest import ConfigKeys
 from ductile.plugin.registry import Discovery, Plugin, RejectedPlugin, discover, resolve_aliases
 
 SHORT_INTERVAL = timedelta(minutes=1)
 SHORT_TICK_INTERVAL = timedelta(seconds=1)
+SIMILAR_KEY = 0.8
 MIN_TOKEN_LENGTH, MIN_SECRET_LENGTH = 16, 24
 NO_HANDLE = "webhook_handle"
 """The category of webhooks whose plugin declares no `handle`. They prevent a start and a reload."""
@@ -121,7 +123,7 @@ def _why_absent(name: str, discovery: Discovery, plugins: Mapping[str, Plugin]) 
     for rejected in discovery.rejected:
         if rejected.name == name:
             return f"is not usable: {rejected.reason}"
-    return f"is in none of the plugin_roots{did_you_mean(name, plugins)}"
+    return f"is in none of the plugin_roots{did_you_mean(name, {**plugins, **discovery.plugins})}"
 
 
 def _placed(config: Config, complaints: Iterable[Complaint]) -> list[Complaint]:
@@ -187,7 +189,12 @@ class _Checks:
         yield from self._exchange()
         yield from self._tokens()
         yield from self._schedules()
+        yield from self._own_keys()
         yield from self._unused()
+        if self.config.settings.routes:
+            from ductile.config.checks.triggers import find_undeclared_routes
+
+            yield from find_undeclared_routes(self.config, self.plugins)
         if self.config.plans.by_name:
             yield from self._pipelines()
         for rejected in self.discovery.rejected:
@@ -337,9 +344,20 @@ class _Checks:
             known = self.plugins[name].manifest.commands if name in self.plugins else None
             for command in entry.timeouts.keys() - (known.keys() if known is not None else entry.timeouts.keys()):
                 if command not in DEFAULT_TIMEOUTS:
-                    yield self._complaint(
-                        f"plugin {name} has no such command", f"plugins.{name}.timeouts.{command}", "plugin_refs"
-                    )
+                    message = f"plugin {name} has no such command{did_you_mean(command, known or ())}"
+                    yield self._complaint(message, f"plugins.{name}.timeouts.{command}", "plugin_refs")
+
+    def _own_keys(self) -> Iterator[Complaint]:
+        """Yield a warning for keys that are likely typos. A plugin may accept more keys than its manifest declares."""
+        sections = {field.name for field in fields(PluginEntry)}
+        for name, entry in self.config.settings.plugins.items():
+            keys = self.found[name].manifest.config_keys if name in self.found else ConfigKeys()
+            declared = [*keys.required, *keys.optional]
+            for key in entry.config.keys() - set(declared) if declared else ():
+                place = f" (did you mean 'plugins.{name}.{key}'?)" if key in sections else ""
+                if hint := place or did_you_mean(key, declared, cutoff=SIMILAR_KEY):
+                    message = f"is no configuration key of plugin {name}{hint}"
+                    yield self._complaint(message, f"plugins.{name}.config.{key}", "plugin_refs")
 
     def _unused(self) -> Iterator[Complaint]:
         settings = self.config.settings

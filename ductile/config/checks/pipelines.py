@@ -17,11 +17,13 @@ from ductile.pipeline.compile.graph import find_cycles, format_cycle
 from ductile.pipeline.compile.plan import Plan, PlanNode
 from ductile.pipeline.language.conditions import paths_of
 from ductile.pipeline.language.dsl import Step, iter_steps
+from ductile.pipeline.run.route import SIGNALS
 from ductile.plugin.manifest import Emission
 from ductile.plugin.registry import Plugin
 
 MAX_REPORTED_CYCLES = 20
 _REFERENCE = re.compile(r"(?:payload|context|item)(?:\.[\w-]+)*", re.ASCII)
+_WITH_DOLLAR = re.compile(rf"\$\{{({_REFERENCE.pattern})\}}", re.ASCII)
 _DOUBLED = re.compile(r"\{\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}\}", re.ASCII)
 
 
@@ -82,7 +84,8 @@ class PipelineChecks:
                 "reads context.*, which is always empty here: a hook does not inherit the context of the finished job"
             )
             yield self._complaint(message, f"{plan.where}.if", "pipelines")
-        if plan.name not in self._called() and not any(plan.accepts_source(name) for name in self._notifying()):
+        needs_notice = plan.hook in SIGNALS and plan.name not in self._called()
+        if needs_notice and not any(plan.accepts_source(name) for name in self._notifying()):
             subject = f"plugin {plan.from_plugin} does not have" if plan.from_plugin else "no plugin has"
             message = f"cannot be triggered: {subject} notify_on_complete: true"
             yield self._complaint(message, f"{plan.where}.on-hook", "pipelines")
@@ -92,8 +95,8 @@ class PipelineChecks:
         return {node.pipeline for plan in plans for node in plan.nodes.values() if node.call_depth}
 
     def _hook_cycles(self) -> Iterator[Complaint]:
-        """Hooks fire for root jobs, which are the first jobs of a run."""
-        hooks = [plan for plans in self.config.plans.by_hook.values() for plan in plans]
+        """Hooks of jobs fire for root jobs, which are the first jobs of a run. Hook runs fire no hooks of runs."""
+        hooks = [plan for signal, plans in self.config.plans.by_hook.items() if signal in SIGNALS for plan in plans]
         successors = {
             plan.name: [
                 other.name
@@ -177,6 +180,8 @@ def _wrong_braces(value: Any, where: str) -> Iterator[tuple[str, str]]:
                 yield from _wrong_braces(item, f"{where}[{index}]")
         case str() if found := _DOUBLED.search(value):
             yield where, f"has double braces, which are literal text; {_with_single_braces(found[1])}"
+        case str() if found := _WITH_DOLLAR.fullmatch(value):
+            yield where, f"has a '$', which is literal text here; {_with_single_braces(found[1])}"
 
 
 def _is_bare_reference(member: tuple[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Warnings about pipelines whose event type no plugin, webhook, consumer or relay declares.
+"""Warnings about pipelines and routes whose event type no plugin, webhook, consumer or relay declares.
 
 A pipeline may also be started by name, or by an event that is sent over the API. So apart from likely typos, only event
 types that begin like those of a plugin or webhook are reported, unless a plugin without declarations may emit them.
@@ -7,12 +7,13 @@ types that begin like those of a plugin or webhook are reported, unless a plugin
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 from ductile.config.load.load import Config
 from ductile.config.sections.settings import Peer, WebhookEndpoint
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.pipeline.compile.plan import Plan
+from ductile.pipeline.language.dsl import Signal
 from ductile.plugin.registry import Plugin
 
 ALARMS = ("schedule.late", "job.overdue")
@@ -36,6 +37,11 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
         declared |= _consumer_events(config, plan)
         if plan.on in declared or _is_configured(config, sources, plan.on) or _comes_from_webhook(config, plan):
             continue
+        if plan.on in get_args(Signal):
+            hint = f"for the end of jobs or runs, use on-hook: {plan.on}"
+            message = f"no plugin, webhook, consumer or relay declares {plan.on!r}; {hint}"
+            yield config.complaint(message, f"{plan.where}.on", "pipelines")
+            continue
         hint = did_you_mean(plan.on, sorted(declared))
         is_unavailable = plan.from_plugin is not None and not sources
         is_open = is_unavailable or not all(sources.values()) or not all(peer.accept for peer in peers)
@@ -43,6 +49,21 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
         if hint or (not is_open and _namespace(plan.on) in owners):
             message = f"no plugin, webhook, consumer or relay declares the event type {plan.on!r}{hint}"
             yield config.complaint(message, f"{plan.where}.on", "pipelines")
+
+
+def find_undeclared_routes(config: Config, plugins: Mapping[str, Plugin]) -> Iterator[Complaint]:
+    """Yield a warning for each route whose event type is probably a misspelled event of its plugin."""
+    for index, route in enumerate(config.settings.routes):
+        source = plugins.get(route.source)
+        declared = {*ALARMS, *(_declared_events(source) if source else ())}
+        is_known = route.event_type in declared or _is_configured(config, [route.source], route.event_type)
+        if not is_known and (hint := did_you_mean(route.event_type, sorted(declared))):
+            message = f"plugin {route.source} declares no event type {route.event_type!r}{hint}"
+            yield config.complaint(message, f"routes[{index}].event_type", "routes")
+
+
+def _declared_events(plugin: Plugin) -> set[str]:
+    return {emission.event for command in plugin.manifest.commands.values() for emission in command.values.emit}
 
 
 def _namespace(event_type: str) -> str:
@@ -53,7 +74,7 @@ def _sources(config: Config, plugins: Mapping[str, Plugin], plan: Plan) -> dict[
     """Return the events that each plugin declares, for the plugins that can start the pipeline."""
     entries = config.settings.plugins
     return {
-        name: {emission.event for command in plugin.manifest.commands.values() for emission in command.values.emit}
+        name: _declared_events(plugin)
         for name, plugin in plugins.items()
         if (name not in entries or entries[name].enabled) and plan.accepts_source(name)
     }

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
-from ductile.core.errors import Complaint, ConfigInvalid, Mark, Unreadable
+from ductile.core.errors import Complaint, ConfigInvalid, Mark, Unreadable, did_you_mean
 from ductile.core.formats.strict_yaml import YamlNode
 
 MAX_ADDED_CHARACTERS = 16 << 20
+SIMILAR_NAME = 0.8
+"""Names in an environment often share a prefix, so only a likely typo is suggested."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII | re.DOTALL)
 
@@ -89,7 +91,11 @@ def substitute(
 
 def unusable_reason(name: str, environment: Mapping[str, str]) -> str:
     """Explain why `${NAME}` was not replaced."""
-    return f"environment variable {name} is {'not UTF-8 text' if name in environment else 'not set'}"
+    if name in environment:
+        return f"environment variable {name} is not UTF-8 text"
+    hint = did_you_mean(name, environment, cutoff=SIMILAR_NAME)
+    advice = "; set it in the environment or in a file of environment_vars.include"
+    return f"environment variable {name} is not set{hint or advice}"
 
 
 def is_utf8(text: str) -> bool:

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from ductile.config.files.interpolate import is_utf8, parse_env_file, substitute, unusable_reason
 from ductile.core import files
-from ductile.core.errors import Complaint, ConfigMissing, Mark, Unreadable
+from ductile.core.errors import Complaint, ConfigMissing, Mark, Unreadable, did_you_mean
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.strict_yaml import YamlNode
 
@@ -23,6 +23,8 @@ HIGH_TIER_FILES = (TOKENS_FILE, "webhooks.yaml")
 MAX_ENV_BYTES = 1 << 20
 MAX_FILES = 1000
 MAX_INCLUDE_DEPTH = 32
+SIMILAR_FILE = 0.9
+"""All names share their extension."""
 NO_REPLACEMENTS: Mapping[Path, bytes] = {}
 
 
@@ -210,8 +212,9 @@ class _SourceReader:
             self._check_permissions(path)
             return self._yaml_files_in(path, entry, where)
         if not os.path.lexists(path) and path not in self.replaced:
-            hint = f"searched in {files.display_path(path.parent)}; paths are relative to the file that contains them"
-            self._report(f"{files.display_path(path)} does not exist ({hint})", entry, where)
+            place = f"searched in {files.display_path(path.parent)}; paths are relative to the file that contains them"
+            hint = did_you_mean(path.name, _names_in(path.parent), cutoff=SIMILAR_FILE)
+            self._report(f"{files.display_path(path)} does not exist{hint} ({place})", entry, where)
             return []
         return [path]
 
@@ -306,6 +309,14 @@ class _SourceReader:
 
 
 _NAME_ERROR = "the file name is not UTF-8 and cannot be sealed"
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in the folder, or none if it cannot be read."""
+    try:
+        return [entry.name for entry in files.list_entries(folder)]
+    except files.FileRefused:
+        return []
 
 
 def _at(node: YamlNode, *path: str) -> YamlNode | None:

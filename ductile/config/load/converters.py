@@ -14,7 +14,7 @@ from attrs import fields
 
 from ductile.core.errors import did_you_mean
 from ductile.core.formats.strict_yaml import YamlNode
-from ductile.core.formats.yaml_fields import YAML_NAME, SingleOrList, TextType, ValueRule
+from ductile.core.formats.yaml_fields import YAML_NAME, ExternalSchema, SingleOrList, TextType, ValueRule
 from ductile.core.secret import Secret
 from ductile.core.units import DURATION_HELP, parse_duration, quote_text
 
@@ -81,7 +81,8 @@ def _tuple_hook(kind: Any, hook_of: HookLookup) -> Hook:
 
     def build(node: YamlNode, _: Any) -> tuple[Any, ...]:
         if not isinstance(node.value, tuple):
-            raise ValueError(f"expected a list, got {_kind_of(node)}")
+            dash = "; begin each item with '- '" if isinstance(node.value, dict) else ""
+            raise ValueError(f"expected a list, got {_kind_of(node)}{dash}")
         built, problems = [], []
         for index, item in enumerate(node.value):
             try:
@@ -131,12 +132,15 @@ def _annotated_hook(kind: Any, hook_of: HookLookup) -> Hook:
     inner, *notes = get_args(kind)
     readers = [note for note in notes if isinstance(note, TextType)]
     rules = [note for note in notes if isinstance(note, ValueRule)]
+    examples = [note.example for note in notes if isinstance(note, ExternalSchema)]
     alone_allowed = any(isinstance(note, SingleOrList) for note in notes)
     structure_inner = hook_of(inner) if not readers else None
 
     def build(node: YamlNode, _: Any) -> Any:
         if alone_allowed and not isinstance(node.value, tuple):
             node = YamlNode((node,), node.mark)
+        if examples and not isinstance(node.value, dict):
+            raise ValueError(f"expected a mapping such as {examples[0]}, got {_kind_of(node)}")
         value = structure_inner(node, inner) if structure_inner else _parsed(readers[0].parse, node)
         for rule in rules:
             if not rule.allows(value):

@@ -3,7 +3,7 @@
 Knows types and the rules of single values. Rules that span several values are in `rules`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -23,8 +23,9 @@ from ductile.config.load.converters import (
     members_of,
     yaml_names,
 )
+from ductile.config.load.suggestions import suggest_key
 from ductile.config.sections.settings import Settings
-from ductile.core.errors import Complaint, ConfigInvalid, did_you_mean
+from ductile.core.errors import Complaint, ConfigInvalid
 from ductile.core.formats.strict_yaml import YamlNode
 from ductile.core.units import quote_text
 
@@ -90,16 +91,11 @@ def _complaints(problem: BaseException, node: YamlNode, path: str) -> Iterator[C
     elif isinstance(problem, MemberError):
         yield from _complaints(problem.problem, _child(node, problem.member), _join(path, problem.member))
     elif isinstance(problem, ForbiddenExtraKeysError):
-        known = yaml_names(problem.cl).values()
         for name in sorted(problem.extra_fields):
-            yield _unknown_key(name, known, _child(node, name), path)
+            hint = suggest_key(name, problem.cl, path)
+            yield Complaint(f"unknown key{hint}", _join(path, name), _child(node, name).mark)
     else:
         yield Complaint(str(problem), path, node.mark)
-
-
-def _unknown_key(name: str, known: Iterable[str], node: YamlNode, path: str) -> Complaint:
-    hint = did_you_mean(name, known) or f"; known here: {', '.join(sorted(known))}"
-    return Complaint(f"unknown key{hint}", _join(path, name), node.mark)
 
 
 def _missing(cls: type, name: str) -> str:

@@ -53,10 +53,11 @@ class SingleOrList:
 
 @frozen(eq=False)
 class ExternalSchema:
-    """An annotation for plain data that another module parses: its name and JSON Schema."""
+    """An annotation for a mapping that another module parses: its name, JSON Schema and an example."""
 
     name: str
     schema: dict[str, Any]
+    example: str
 
 
 def at_least(minimum: int) -> ValueRule:

@@ -1,4 +1,4 @@
-"""Actors: the text that records who caused a job or an act.
+"""Actors: the text that records who caused a job or an action.
 
 `token:NAME`, `uid:1000(alice)` (a local user), `signal:SIGTERM`, or the producer of a job as in `submitted_by`:
 `scheduler`, `webhook:/path`, `relay:peer`, `hook`. `service` is Ductile itself, `address:192.0.2.1` a caller without a

@@ -8,6 +8,7 @@ from attrs import frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
+from ductile.core.metrics import Metrics
 from ductile.engine.follow_up_rules import follow_up_rule_of, signal_runs
 from ductile.ledger.admin.job_actions import CancelRequested, cancel, purge
 from ductile.ledger.completion.record import Recorded
@@ -24,6 +25,7 @@ class JobCanceller:
     clock: Clock
     snapshot: Callable[[], Snapshot]
     stop_job: Callable[[str, str], None]
+    metrics: Metrics
 
     async def cancel(self, job_id: str, reason: str, actor: str) -> bool:
         """Cancel a job. Returns True if it has ended, False if its process is being terminated.
@@ -84,4 +86,5 @@ class JobCanceller:
         return len(ended)
 
     def _announce(self, ended: Recorded) -> None:
+        self.metrics.jobs[ended.plugin, ended.command, ended.status, str(ended.outcome_code)] += 1
         self.hub.announce_end(ended.job_id, tree=ended.root_job_id if ended.tree_is_done else None)

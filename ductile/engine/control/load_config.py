@@ -6,6 +6,7 @@ from pathlib import Path
 from ductile.config.checks.examine import NO_HANDLE, Report, examine
 from ductile.config.checksums import INTEGRITY
 from ductile.config.load.load import load
+from ductile.config.scopes import TOKEN_SCOPES
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.errors import ConfigInvalid
 from ductile.core.logs import Log
@@ -29,9 +30,8 @@ def load_snapshot(root: Path) -> Snapshot:
 
 
 def log_findings(log: Log, report: Report) -> None:
-    """Log each error and each difference from the seal, and the number of all other warnings."""
-    drifts = [warning for warning in report.warnings if warning.category == INTEGRITY]
-    severe = [*report.errors, *drifts]
+    """Log each error and each warning about the seal or a token, and the number of all other warnings."""
+    severe = [*report.errors, *(one for one in report.warnings if one.category in (INTEGRITY, TOKEN_SCOPES))]
     for finding in severe[:MAX_LOGGED_FINDINGS]:
         fields = finding.as_data()
         log.warn("config", str(finding), **{name: fields.get(name) for name in ("category", "field", "file", "line")})

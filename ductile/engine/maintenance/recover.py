@@ -48,7 +48,7 @@ async def recover(ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str
         ended = (job.ended if isinstance(job, Quarantined) else job for job in recovered)
         signal_runs(db, ended, snapshot, now=now)
         if unclean is not None:
-            service_log.journal_recovery(db, unclean, jobs=len(recovered), now=now)
+            service_log.journal_recovery(db, unclean, job_ids=[job.job_id for job in recovered], now=now)
         return recovered
 
     for job in await ledger.transact(recover_all, in_thread=True):

@@ -208,7 +208,7 @@ def _apply_due(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
         (overlap.reason, overlap.dropped),
     ):
         if reason and count:
-            _skip_slots(db, decision, reason, count, now)
+            _skip_slots(db, decision, reason, count, now, overlap.open_job_id if reason is overlap.reason else None)
     return Applied(entry=_read_entry(db, planned), next_at=evaluation.next_at, fired=fired, ended=overlap.ended)
 
 
@@ -223,6 +223,8 @@ class Overlap:
     slots: tuple[Slot, ...]
     dropped: int = 0
     reason: SkipReason | None = None
+    open_job_id: str | None = None
+    """The oldest open job, if the slots are skipped because of it."""
     ended: tuple[Recorded, ...] = ()
     to_stop: tuple[str, ...] = ()
 
@@ -237,9 +239,11 @@ def _resolve_overlap(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now:
         return Overlap(slots=due)
     match planned.schedule.if_running:
         case "skip":
-            return Overlap(slots=missed, dropped=on_time, reason=SkipReason.ALREADY_RUNNING)
+            return Overlap(slots=missed, dropped=on_time, reason=SkipReason.ALREADY_RUNNING, open_job_id=outstanding[0])
         case "queue" if len(outstanding) >= max(planned.configured.entry.max_outstanding_polls, MIN_OUTSTANDING):
-            return Overlap(slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT)
+            return Overlap(
+                slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT, open_job_id=outstanding[0]
+            )
         case "cancel":
             return _cancel_outstanding(db, outstanding, due, now)
         case _:
@@ -314,7 +318,9 @@ def _hold(
     return Applied(entry=_read_entry(db, planned), next_at=until, hold=hold)
 
 
-def _skip_slots(db: Db, decision: SlotDecision, reason: SkipReason, count: int, now: TickContext) -> None:
+def _skip_slots(
+    db: Db, decision: SlotDecision, reason: SkipReason, count: int, now: TickContext, open_job_id: str | None = None
+) -> None:
     """Mark all slots up to the evaluation as decided. The journal records `count` skipped slots and the reason."""
     evaluation = decision.evaluation
     assert evaluation.decided_to is not None, "an evaluation that skips slots has decided_to"
@@ -326,6 +332,7 @@ def _skip_slots(db: Db, decision: SlotDecision, reason: SkipReason, count: int, 
         now=now.at,
         next_run_at=evaluation.next_at,
         count=count,
+        open_job_id=open_job_id,
     )
 
 

@@ -8,10 +8,13 @@ from datetime import datetime, timedelta
 import trio
 from attrs import define
 
-from ductile.core.errors import LedgerError, LedgerLost
+from ductile.core.errors import LedgerBusy, LedgerError, LedgerLost
 from ductile.core.hub import SCHEDULES, Hub
 from ductile.engine.scheduling.tick import FAULT_RETRY_INTERVAL, Planner
 from ductile.ledger.storage.async_ledger import Ledger
+
+BUSY_RETRY_INTERVAL = timedelta(seconds=1)
+"""A tick has waited for the ledger before it fails, so it is tried again soon."""
 
 
 @define(eq=False)
@@ -42,7 +45,7 @@ class Scheduler(Planner[Ledger, Hub]):
         return wall + timedelta(seconds=self.clock.monotonic() - monotonic)
 
     async def _tick_safely(self) -> datetime | None:
-        """Run one tick. An error is logged, and all schedules are evaluated again after FAULT_RETRY_INTERVAL."""
+        """Run one tick. An error is logged, and all schedules are evaluated again after a retry interval."""
         self.tick_started = trio.current_time()
         try:
             until = await self.tick()
@@ -50,10 +53,11 @@ class Scheduler(Planner[Ledger, Hub]):
             if self.ledger.broken.is_set():
                 raise LedgerLost(str(error)) from error
             message = str(error) if isinstance(error, LedgerError) else f"internal error: {error!r}"
-            self.log.error("scheduler", f"{message}; trying again in {FAULT_RETRY_INTERVAL.seconds} s")
+            retry = BUSY_RETRY_INTERVAL if isinstance(error, LedgerBusy) else FAULT_RETRY_INTERVAL
+            self.log.error("scheduler", f"{message}; trying again in {retry.seconds} s")
             self._is_stale = True
             self.failing_since = self.tick_started if self.failing_since is None else self.failing_since
-            return self._now() + FAULT_RETRY_INTERVAL
+            return self._now() + retry
         else:
             self.failing_since = None
             return until

@@ -30,6 +30,7 @@ class RunStepView(TypedDict):
     pipeline: Omittable[str]
     step_id: Omittable[str]
     status: JobStatus
+    outcome_code: Omittable[Annotated[str, "Why its jobs with that status ended, if it is the same for all"]]
     jobs: Count
     tolerated: Omittable[Annotated[bool, "True if it failed and the failure does not fail the run"]]
     duration_ms: Omittable[Annotated[Count, "The sum over its ended jobs"]]
@@ -117,6 +118,7 @@ def _steps(jobs: Iterable[Job]) -> Iterable[RunStepView]:
             "pipeline": first.pipeline,
             "step_id": first.step_id,
             "status": combined.status,
+            "outcome_code": combined.outcome_code,
             "jobs": combined.jobs,
             "tolerated": combined.tolerated or None,
             "duration_ms": None if combined.duration is None else max(0, combined.duration // _MILLISECOND),

@@ -20,6 +20,7 @@ class FailedJobView(TypedDict):
     plugin: str
     command: str
     status: JobStatus
+    outcome_code: Omittable[Annotated[str, "Why it ended; `cancelled` and `purged` if an operator ended it"]]
     pipeline: Omittable[str]
     step_id: Omittable[str]
     error: Omittable[str]
@@ -67,6 +68,7 @@ def _failure(job: Job) -> FailedJobView:
         "plugin": job.plugin,
         "command": job.command,
         "status": job.status,
+        "outcome_code": job.outcome_code,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "error": job.last_error,

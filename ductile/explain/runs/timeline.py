@@ -5,7 +5,7 @@ is the job before the split, so what a join waited for is found from its members
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
+from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.explain.orphaned import mark_orphans
+from ductile.explain.reason import Reason
 from ductile.explain.runs.listing import RunHeadView, run_head
 from ductile.ledger.reports.runs import stored_runs
 from ductile.ledger.reports.runs.stored_runs import RunAttempt
 from ductile.ledger.storage.db import Db
+from ductile.pipeline.run.cursor import indexes_in
 
 
 class RunSpanKind(StrEnum):
@@ -50,8 +53,10 @@ class RunJobView(TypedDict):
     command: str
     pipeline: Omittable[str]
     step_id: Omittable[str]
+    indexes: Omittable[Annotated[list[int], "Its item of each foreach around it, from 0, outermost first"]]
     status: JobStatus
     outcome_code: Omittable[Annotated[str, "Why it ended"]]
+    words: Omittable[Annotated[str, "Why steps did not run: the condition that is false, or the failed jobs of a join"]]
     attempt: Ordinal
     max_attempts: Ordinal
     is_join: Omittable[bool]
@@ -95,15 +100,17 @@ def run_timeline(db: Db, ledger: Path, job_id: str) -> RunTimelineView:
     }
 
 
-def _job_view(job: Job, attempts: Iterable[RunAttempt]) -> RunJobView:
+def _job_view(job: Job, attempts: Sequence[RunAttempt]) -> RunJobView:
     view: RunJobView = {
         "job_id": job.id,
         "plugin": job.plugin,
         "command": job.command,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
+        "indexes": list(indexes_in(job.child_key or "")) or None,
         "status": job.status,
         "outcome_code": job.outcome_code,
+        "words": _why_not(job, attempts[-1]) if attempts else None,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "is_join": job.is_join or None,
@@ -114,6 +121,13 @@ def _job_view(job: Job, attempts: Iterable[RunAttempt]) -> RunJobView:
         "spans": list(_spans(job, attempts)),
     }
     return without_none(view)
+
+
+def _why_not(job: Job, last: RunAttempt) -> str | None:
+    """Return why the step of a switch, or the steps after a join, did not run; None for other jobs."""
+    if last.outcome_code not in stored_runs.BYPASSING:
+        return None
+    return Reason(last.outcome_code, {"step_id": job.step_id, **load_stored_object(last.outcome_data)}).words
 
 
 # ── times ───────────────────────────────────────────────────────────────────────────────────────────────────────────

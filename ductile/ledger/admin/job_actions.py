@@ -217,7 +217,14 @@ def _not_runnable(job: Job, hint: str) -> WrongState:
 
 
 def replay(
-    db: Db, job_id: str, *, submitted_by: str, actor: str | None = None, payload: str | None, snapshot_id: str
+    db: Db,
+    job_id: str,
+    *,
+    submitted_by: str,
+    actor: str | None = None,
+    payload: str | None,
+    max_attempts: int,
+    snapshot_id: str,
 ) -> NewJob:
     """Return a copy of the job to enqueue: the root of a new tree that continues as the job's run, without dedupe.
 
@@ -231,7 +238,7 @@ def replay(
         submitted_by=submitted_by,
         actor=actor,
         payload=job.payload if payload is None else payload,
-        max_attempts=job.max_attempts,
+        max_attempts=max_attempts,
         source_event_id=job.source_event_id,
         event_context_id=job.event_context_id,
         pipeline=job.pipeline,
@@ -356,12 +363,13 @@ def purge(
     `up_to` is fixed when the purge begins, so that follow-up jobs of purged jobs stay.
     """
     rows = db.execute(OLDEST_PURGEABLE, {"plugin": plugin, "up_to": up_to, "limit": limit}).fetchall()
+    why = {"reason": reason, **({"actor": actor} if actor else {})}
     ended = [
         end_queued(
             db,
             job_id,
             attempt,
-            Dead(f"cancelled: {reason}", code=OutcomeCode.PURGED, data={"reason": reason}),
+            Dead(f"cancelled: {reason}", code=OutcomeCode.PURGED, data=why),
             now=now,
             rule=rule,
             default_ttl=default_ttl,

@@ -20,15 +20,22 @@ class Pause:
     plugin: str
     reason: str
     paused_at: datetime
+    actor: str | None = None
+    """Who paused it; None after the retention of the journal."""
 
 
-ALL = "SELECT plugin, reason, paused_at FROM pauses ORDER BY plugin"
+ALL = """
+    SELECT plugin, reason, paused_at, (
+        SELECT actor FROM journal
+         WHERE journal.plugin = pauses.plugin AND job_id IS NULL AND kind = 'queue.paused' ORDER BY seq DESC LIMIT 1)
+      FROM pauses ORDER BY plugin
+"""
 
 
 def all_pauses(db: Db) -> list[Pause]:
     return [
-        Pause(plugin=plugin, reason=reason, paused_at=from_text(paused_at))
-        for plugin, reason, paused_at in db.execute(ALL)
+        Pause(plugin=plugin, reason=reason, paused_at=from_text(paused_at), actor=actor)
+        for plugin, reason, paused_at, actor in db.execute(ALL)
     ]
 
 

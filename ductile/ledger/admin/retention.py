@@ -24,7 +24,7 @@ class RetentionPolicy:
     breaker_transitions: timedelta | None = timedelta(days=90)
     facts: timedelta | None = None
     dedupe: timedelta | None = timedelta(days=30)
-    """How long a success is kept after its own dedupe window, for jobs that ask with a longer one."""
+    """How long a success is kept after its own dedupe window, for jobs that have a longer one."""
     receipts: timedelta = timedelta(days=7)
     """How long a receipt is kept if it was stored by a wrong clock. Otherwise it has its own lifetime."""
     deliveries: timedelta | None = timedelta(days=7)

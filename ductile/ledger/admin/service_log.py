@@ -13,6 +13,8 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal, snapshots
 from ductile.ledger.tables.snapshots import StoredSnapshot
 
+MAX_JOB_IDS = 20
+"""Jobs that the entry of a recovery names."""
 STARTED, STOPPED, RECOVERED = "system.started", "system.stopped", "system.recovered"
 RELOADED, EDITED = "config.reloaded", "config.edited"
 
@@ -63,9 +65,10 @@ def find_unclean_stop(db: Db) -> dict[str, Any] | None:
     return {"run_id": json.loads(row[1])["run_id"], "since": to_text(last)}
 
 
-def journal_recovery(db: Db, unclean: dict[str, Any], *, jobs: int, now: datetime) -> None:
-    """Record that the run before this one was killed, and how many of its jobs were recovered."""
-    journal.append(db, RECOVERED, now=now, data={**unclean, "jobs": jobs}, actor=SERVICE)
+def journal_recovery(db: Db, unclean: dict[str, Any], *, job_ids: Sequence[str], now: datetime) -> None:
+    """Record that the run before this one was killed, how many of its jobs were recovered, and the first of them."""
+    data = {**unclean, "jobs": len(job_ids), "job_ids": list(job_ids[:MAX_JOB_IDS])}
+    journal.append(db, RECOVERED, now=now, data=data, actor=SERVICE)
 
 
 def journal_edit(db: Db, loaded: StoredSnapshot, what: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Queue a claimed job again without using up an attempt, and the outbox: relay jobs whose instance does not answer.
+"""Queue a claimed job again without using up an attempt, and the outbox: relay jobs whose instance does not respond.
 
 A relay job is an ordinary row of the queue. The relay package decides when it is postponed, the engine decides for jobs
 of plugins.
@@ -16,7 +16,8 @@ from ductile.ledger.tables import journal
 
 POSTPONE = f"""
     UPDATE job_queue
-       SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until,
+       SET status = 'queued', started_at = NULL, next_retry_at = :until,
+           failed_at = CASE WHEN :until IS NULL THEN failed_at ELSE :now END,
            lane = CASE WHEN :until IS NULL THEN plugin END, blocked_reason = :blocked_reason,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
      WHERE id = :id AND status = 'running' AND attempt = :attempt AND claimed_by = :run_id
@@ -65,7 +66,10 @@ WAKE_TRIED = """
 
 
 def wake_all(db: Db, plugin: str, instance: str) -> int:
-    """Make all delayed jobs for the instance ready, also failed ones. Return their number."""
+    """Make the jobs that wait for the instance ready, and every failed job of the plugin. Return their number.
+
+    A failed job can be for another instance: the row of a pipeline step does not have its instance.
+    """
     return wake(db, instance) + db.execute(WAKE_TRIED, (plugin,)).rowcount
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from ductile.core.clock import from_text
+from ductile.core.model import RELAY
 from ductile.ledger.tables.blocked_jobs import BREAKER_OPEN
 
 ALL_PLUGINS = "*"
@@ -73,13 +74,14 @@ def wait_data(queued: QueuedTime, plugin: str, holds: Holds, *, now: datetime) -
 
 def _codes(queued: QueuedTime, plugin: str, holds: Holds, since: datetime) -> list[str]:
     held = [hold.code for name in (ALL_PLUGINS, plugin) if (hold := holds.get(name)) and hold.seen_at >= since]
-    was_blocked = queued.failed_at is not None and queued.failed_at >= queued.asked_at
+    was_delayed = queued.failed_at is not None and queued.failed_at >= queued.asked_at
+    was_blocked = was_delayed and not queued.is_retry
     found = []
-    if queued.is_retry and was_blocked and SERVICE_DOWN not in held:
+    if queued.is_retry and was_delayed and SERVICE_DOWN not in held:
         found.append(RETRY_TIME)
-    if queued.blocked_reason == BREAKER_OPEN or (was_blocked and not queued.is_retry):
+    if queued.blocked_reason == BREAKER_OPEN or (was_blocked and plugin != RELAY):
         found.append(BREAKER)
-    elif queued.blocked_reason is not None and not held:
+    elif was_blocked or (queued.blocked_reason is not None and not held):
         found.append(BLOCKED)
     if queued.waited_for_key:
         found.append(HELD_KEY)

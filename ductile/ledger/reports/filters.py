@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 from ductile.core.clock import from_text
 from ductile.core.errors import UsageInvalid, did_you_mean
 from ductile.core.formats.json_schema import Count, Keywords
+from ductile.core.statuses import ENDED_BY_OPERATOR, JobStatus
 from ductile.core.units import quote_text
 from ductile.ledger.reports.pagination import NEWEST, ListFilter, Page
 
@@ -99,8 +100,10 @@ def _status(text: str | None, statuses: Iterable[str]) -> str | None:
         return None
     known, wanted = [str(status) for status in statuses], SYNONYMS.get(text, text)
     if wanted not in known:
-        close = did_you_mean(text, [*known, *SYNONYMS])
-        raise UsageInvalid(f"status: unknown status {quote_text(text)}{close}", hint=f"Use one of: {', '.join(known)}.")
+        close, hint = did_you_mean(text, [*known, *SYNONYMS]), f"Use one of: {', '.join(known)}."
+        if text in ENDED_BY_OPERATOR and JobStatus.DEAD in known:
+            hint = f"Use `dead`: {text} is the `outcome_code` of dead jobs that an operator ended."
+        raise UsageInvalid(f"status: unknown status {quote_text(text)}{close}", hint=hint)
     return wanted
 
 

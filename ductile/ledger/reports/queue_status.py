@@ -141,12 +141,6 @@ def running_by_plugin(db: Db) -> dict[str, int]:
     return dict(db.execute(RUNNING_BY_PLUGIN).fetchall())
 
 
-def oldest_claimable(db: Db, claimable: Collection[str]) -> datetime | None:
-    """Return when the oldest ready job of these plugins was created. Costs one index lookup per plugin."""
-    heads = [_oldest_ready_at(db, plugin) for plugin in plugins_with_ready_jobs(db) if plugin in claimable]
-    return min((head for head in heads if head is not None), default=None)
-
-
 @frozen(kw_only=True)
 class OldestJob:
     """A job that may start, and since when it has been ready."""

@@ -181,10 +181,14 @@ FAILURES = f"""
     SELECT {ATTEMPT_COLUMNS.replace(" stderr, result", " NULL, NULL")} FROM (
         SELECT * FROM job_log {using("job_log_by_plugin")} WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
      WHERE command = ? AND status NOT IN ('succeeded', 'skipped') AND job_id <> ?
+       AND COALESCE(outcome_code, '') NOT IN ('cancelled', 'purged')
 """
 
 
 def failures_like(db: Db, job: Job) -> list[LoggedAttempt]:
-    """Return failed attempts of the same command by other jobs, newest first, without their output."""
+    """Return failed attempts of the same command by other jobs, newest first, without their output.
+
+    Jobs that an operator ended are not failures.
+    """
     rows = db.execute(FAILURES, (job.plugin, MAX_SCANNED, job.command, job.id))
     return [attempt_from_row(row) for row in rows]

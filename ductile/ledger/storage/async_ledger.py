@@ -67,6 +67,8 @@ class Ledger:
     _pending: dict[object, float] = field(factory=dict)
     """When each unfinished transaction was requested, oldest first."""
     _syncing_since: float = inf
+    _locked_since: float = inf
+    """When a transaction first found the file locked by another process, until one begins again."""
     _changes_at_commit: int = 0
     _changes_at_checkpoint: int = 0
     _has_maintenance: trio.Event = field(factory=trio.Event)
@@ -140,6 +142,14 @@ class Ledger:
         oldest = next(iter(self._pending.values()), inf)
         return max(0.0, monotonic() - min(oldest, self._syncing_since))
 
+    def unwritable_seconds(self) -> float:
+        """Return how long the ledger has accepted no write, also while no caller waits."""
+        if self._locked_since < inf and not self._lock.locked():
+            with suppress(sqlite3.Error):
+                self._try_begin()
+                self._db.execute("ROLLBACK")
+        return max(self.stuck_seconds(), monotonic() - self._locked_since)
+
     # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _acquire(self) -> None:
@@ -177,12 +187,20 @@ class Ledger:
         """Begin a transaction. Wait until `busy_until` while another process writes; the event loop runs meanwhile."""
         while True:
             try:
-                self._db.execute(BEGIN)
-                return
+                return self._try_begin()
             except sqlite3.Error as error:
                 if not is_busy(error) or monotonic() >= busy_until:
                     raise
             await trio.sleep(BUSY_RETRY_SECONDS)
+
+    def _try_begin(self) -> None:
+        try:
+            self._db.execute(BEGIN)
+        except sqlite3.Error as error:
+            if is_busy(error):
+                self._locked_since = min(self._locked_since, monotonic())
+            raise
+        self._locked_since = inf
 
     @trio.lowlevel.enable_ki_protection
     def _run(self, work: Callable[[Db], T]) -> T:

@@ -60,10 +60,18 @@ class BreakerTransition:
     reason: str | None
     job_id: str | None
     created_at: datetime
+    actor: str | None = None
+    """Who reset it; None after the retention of the journal."""
 
 
 HISTORY = """
-    SELECT id, from_state, to_state, failure_count, reason, job_id, created_at FROM circuit_breaker_transitions
+    SELECT id, from_state, to_state, failure_count, reason, job_id, created_at,
+           CASE WHEN job_id IS NULL THEN (
+               SELECT actor FROM journal
+                WHERE journal.plugin = circuit_breaker_transitions.plugin AND journal.job_id IS NULL
+                  AND kind = 'scheduler.circuit_state_changed' AND at = created_at AND data ->> 'command' = command
+                ORDER BY seq DESC LIMIT 1) END
+      FROM circuit_breaker_transitions
      WHERE plugin = ? AND command = ? ORDER BY created_at DESC LIMIT ?
 """
 
@@ -79,6 +87,7 @@ def history(db: Db, plugin: str, command: str, *, limit: int = 20) -> list[Break
             reason=row[4],
             job_id=row[5],
             created_at=from_text(row[6]),
+            actor=row[7],
         )
         for row in db.execute(HISTORY, (plugin, command, limit))
     ]

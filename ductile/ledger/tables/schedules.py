@@ -271,8 +271,12 @@ def skip_slots(
     now: datetime,
     next_run_at: datetime | None,
     count: int = 1,
+    open_job_id: str | None = None,
 ) -> None:
-    """Skip the slots up to `slot_at`. Journal the reason as one entry for `count` slots, unless that is 0."""
+    """Skip the slots up to `slot_at`. Journal the reason as one entry for `count` slots, unless that is 0.
+
+    `open_job_id` is the job that kept them from running.
+    """
     next_text = to_text(next_run_at) if next_run_at else None
     values = {
         "plugin": plugin,
@@ -290,5 +294,6 @@ def skip_slots(
             "slot_at": to_text(slot_at),
             "count": count,
             "next_run_at": next_text,
+            **({"open_job_id": open_job_id} if open_job_id else {}),
         }
         journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)

@@ -44,7 +44,7 @@ def _is_unsynchronised() -> bool:
 def check_plugins_usable(installation: Installation) -> Iterator[Finding]:
     """Yield the configured plugins that cannot be loaded."""
     if snapshot := installation.snapshot:
-        for name in sorted(snapshot.failed_to_load):
+        for name in snapshot.unusable_entries:
             detail = f"{name} {snapshot.unavailable[name]}"
             yield Finding("plugin_unusable", Severity.PROBLEM, detail, "Run `ductile plugin list`.")
 
@@ -54,5 +54,6 @@ def check_plugin_health(installation: Installation) -> Iterator[Finding]:
     if snapshot := installation.snapshot:
         for health in check_plugins(snapshot, read_plugin_states(snapshot, installation.ledger)):
             if not health.ok:
-                advice = f"Run `ductile plugin run {health.plugin} health --wait`."
+                command = f"plugin run {health.plugin} health --wait" if health.was_run else "config check"
+                advice = f"Run `ductile {command}`."
                 yield Finding("plugin_unwell", Severity.PROBLEM, f"{health.plugin}: {health.detail}", advice)

@@ -70,7 +70,8 @@ Signal: TypeAlias = Literal[
     "schedule.late",
 ]
 Mode: TypeAlias = Literal["async", "synchronous"]
-ConditionData = Annotated[Mapping[str, Any], ExternalSchema("Condition", _CONDITION)]
+_EXAMPLE = "{path: payload.status, op: eq, value: ok}"
+ConditionData = Annotated[Mapping[str, Any], ExternalSchema("Condition", _CONDITION, _EXAMPLE)]
 
 
 @frozen(kw_only=True)

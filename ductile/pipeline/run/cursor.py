@@ -14,6 +14,8 @@ from ductile.pipeline.run.events import Event
 
 INDEXES = '"indexes"'
 """Occurs in the JSON of every context that has indexes."""
+KEY_PARTS = 5
+"""The fewest parts of a key; a path can have several."""
 
 
 @frozen(kw_only=True)
@@ -42,7 +44,7 @@ class RunCursor:
     """Number of consecutive hooks that led to this run."""
 
     def key(self, event: Event, path: str) -> str:
-        """Return a key that is unique among the children of one parent."""
+        """Return a key that is unique among the children of one parent. `indexes_in` reads it."""
         return "/".join((event.id, self.instance, path, dotted(self.indexes), dotted(self.trail)))
 
     def scope(self, event: Event, config: Mapping[str, Any] | None = None) -> Scope:
@@ -122,6 +124,13 @@ def item_cursors(at: RunCursor, items: Iterable[Any]) -> Iterator[RunCursor]:
     for index, item in enumerate(items):
         values |= {"items": (*at.items, item), "indexes": (*at.indexes, index), "trail": (*at.trail, index)}
         yield RunCursor(**values)
+
+
+def indexes_in(key: str) -> tuple[int, ...]:
+    """Return the indexes of the foreach items in a key of `RunCursor.key`, outermost first; empty for other keys."""
+    parts = key.split("/")
+    numbers = parts[-2].split(".") if len(parts) >= KEY_PARTS else []
+    return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
 
 def dotted(numbers: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ from ductile.core.formats import strict_json
 from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import FollowUps, JobStatus
+from ductile.explain.reason import Reason
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.storage.db import Db
@@ -40,7 +41,7 @@ class StartedRunView(TypedDict):
     """The root job of a run that the event starts."""
 
     job_id: Annotated[str, "The root job; null for a dry run"] | None
-    status: JobStatus
+    status: Annotated[JobStatus, "`queued` if a job of the run will start, otherwise the status of the root job"]
     plugin: str
     command: str
     pipeline: str | None
@@ -50,6 +51,7 @@ class StartedRunView(TypedDict):
 class SkippedPipelineView(TypedDict):
     pipeline: str
     reason: str
+    words: Annotated[str, "The reason as a sentence, with the values that the condition found"]
 
 
 class EventSentView(TypedDict):
@@ -135,7 +137,9 @@ def _view(
 ) -> EventSentView:
     jobs = [_started(run, root) for run, root in zip(runs, started, strict=True) if run.children]
     skipped = [
-        SkippedPipelineView(pipeline=note.data["pipeline"], reason=note.data["reason"])
+        SkippedPipelineView(
+            pipeline=note.data["pipeline"], reason=note.data["reason"], words=Reason(note.kind, note.data).words
+        )
         for run in runs
         for note in run.notes
         if note.kind == "pipeline.skipped"
@@ -158,9 +162,11 @@ def _view(
 def _started(run: FollowUps, root: Enqueued | None) -> StartedRunView:
     first = run.children[0]
     status = first.prefinished.status if first.prefinished else JobStatus.QUEUED
+    is_new = root is None or root.is_new
+    starts_a_job = is_new and any(child.prefinished is None and not child.is_join for child in run.children)
     return {
         "job_id": root.job_id if root else None,
-        "status": root.status if root else status,
+        "status": JobStatus.QUEUED if starts_a_job else root.status if root else status,
         "plugin": first.plugin,
         "command": first.command,
         "pipeline": first.pipeline,

@@ -147,6 +147,7 @@ async def replay_job(ctx: AppContext, request: Request) -> Response:
             submitted_by=get_submitter(request),
             actor=request.principal.actor,
             payload=payload,
+            max_attempts=ctx.snapshot().routing.target(job.plugin).max_attempts,
             snapshot_id=ctx.snapshot().id,
         )
         view = _replay_view(ctx, job, payload)

@@ -21,6 +21,7 @@ from ductile.core.model import FollowUps, NewJob
 from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import job_details, queue_status, trees
+from ductile.ledger.reports.queue_status import OldestJob
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.lock_holder import find_lock_holder
 from ductile.ledger.tables.breakers import count_plugins_with_open_breakers
@@ -73,7 +74,7 @@ class HealthView(TypedDict):
     plugins_loaded: Count
     plugins_circuit_open: Count
     version: str
-    oldest_claimable_seconds: Annotated[float, "Age of the oldest job that is ready to start"]
+    oldest_claimable_seconds: Annotated[float, "How long the oldest job that may start has been ready"]
     verdict: Annotated[HealthVerdict, "The verdict of `ductile system status`"]
     reasons: Annotated[list[str], "Why the verdict is not healthy: codes"]
 
@@ -192,8 +193,8 @@ async def health(ctx: AppContext, request: Request) -> Response:
     snapshot, now, is_stuck = ctx.snapshot(), ctx.clock.now(), is_service_stuck(ctx)
     judge = health_judge(ctx)
 
-    def read(db: Db) -> tuple[int, datetime | None, int, Health]:
-        oldest = queue_status.oldest_claimable(db, snapshot.slots)
+    def read(db: Db) -> tuple[int, OldestJob | None, int, Health]:
+        oldest = queue_status.oldest_ready_job(db, ctx.startable_plugins(db), now=now)
         return queue_status.depth(db), oldest, count_plugins_with_open_breakers(db), judge(db)
 
     queue, oldest, open_breakers, verdict = await ctx.ledger.read(read)
@@ -204,7 +205,7 @@ async def health(ctx: AppContext, request: Request) -> Response:
         "plugins_loaded": len(snapshot.plugins),
         "plugins_circuit_open": open_breakers,
         "version": __version__,
-        "oldest_claimable_seconds": round((now - oldest).total_seconds(), 1) if oldest else 0,
+        "oldest_claimable_seconds": max(round((now - oldest.ready_at).total_seconds(), 1), 0) if oldest else 0,
         "verdict": verdict.verdict,
         "reasons": verdict.codes,
     }

@@ -11,10 +11,7 @@ from typing import Annotated, TypedDict
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Count, Keywords, Omittable, Timestamp, without_none
-from ductile.core.model import PROCESSLESS_SLOTS
 from ductile.core.units import quote_text
-from ductile.ledger.admin.drifted_plugins import all_drifted
-from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports import job_stats, queue_status
 from ductile.ledger.storage.db import Db
 from ductile.web.context import AppContext, BadRequest, read_flag
@@ -141,12 +138,9 @@ async def show_summary(ctx: AppContext, request: Request) -> Response:
 
 
 async def show_queue(ctx: AppContext, request: Request) -> Response:
-    blocked = {*ctx.unhealthy(), *ctx.pause_control.paused}
-    claimable = set() if ALL_PLUGINS in blocked else {*ctx.snapshot().plugins, *PROCESSLESS_SLOTS} - blocked
-
     def read(db: Db) -> QueueView:
-        startable = claimable - all_drifted(db).keys()
-        return _queue_view(queue_status.queue(db, claimable=startable), job_stats.active_jobs(db), ctx.snapshot())
+        queue = queue_status.queue(db, claimable=ctx.startable_plugins(db))
+        return _queue_view(queue, job_stats.active_jobs(db), ctx.snapshot())
 
     return json_response(await ctx.ledger.read(read))
 

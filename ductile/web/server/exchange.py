@@ -1,6 +1,6 @@
 """A request and its response in progress: routing and authorization from the head, and the access log entry.
 
-Knows h11's request and the site. Does not know sockets: the protocol creates an exchange, the app answers it.
+Knows h11's request and the site. Does not know sockets: the protocol creates an exchange, the app responds to it.
 """
 
 import re

@@ -28,6 +28,7 @@ from ductile.explain.slot import (
     SlotView,
     explain_planned_slot,
     explain_slot,
+    next_commands,
     outcome_view,
     rows_about,
     slot_view,
@@ -50,6 +51,7 @@ class SlotWhyView(SlotView):
     plugin: str
     schedule_id: str
     when: str
+    next: Annotated[list[str], "Commands that help"]
 
 
 class AgendaScheduleView(TypedDict):
@@ -93,7 +95,13 @@ def schedule_why(
     else:
         found = explain_slot(db, plugin, schedule, at, now, unavailable=snapshot.why_unavailable(plugin))
     view = slot_view(found, get_zone(schedule))
-    return {"plugin": plugin, "schedule_id": schedule.id, "when": format_trigger(schedule), **view}
+    return {
+        "plugin": plugin,
+        "schedule_id": schedule.id,
+        "when": format_trigger(schedule),
+        **view,
+        "next": next_commands(plugin, schedule.id, found),
+    }
 
 
 # ── agenda ────────────────────────────────────────────────────────────────────────────────────────────────────────────

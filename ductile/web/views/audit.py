@@ -12,7 +12,7 @@ from ductile.ledger.tables.journal import JournalEntry
 
 
 class ActView(TypedDict):
-    """An act or an event of the service, with its actor."""
+    """An action or an event of the service, with its actor."""
 
     seq: Ordinal
     at: Timestamp

@@ -59,6 +59,10 @@ class _WithResult(TypedDict):
 
 class JobView(_SubmittedJob, _WithResult):
     tree_status: Omittable[Annotated[TreeStatus, "Status of the whole run; only for an ended root job"]]
+    schedule_id: Omittable[Annotated[str, "The schedule that created it"]]
+    slot_at: Omittable[Annotated[Timestamp, "The slot of that schedule"]]
+    source_event_id: Omittable[Annotated[str, "The event that it handles"]]
+    replay_of: Omittable[Annotated[str, "The job of which it is a replay"]]
     stderr: Omittable[Annotated[str, "Stderr of a running job so far"]]
 
 
@@ -183,6 +187,10 @@ def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = 
         "root_job_id": job.root_job_id,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
+        "schedule_id": job.schedule_id,
+        "slot_at": to_text_or_none(job.slot_at),
+        "source_event_id": job.source_event_id,
+        "replay_of": job.replay_of,
         "created_at": to_text(job.created_at),
         "started_at": to_text_or_none(job.started_at),
         "completed_at": to_text_or_none(job.completed_at),

@@ -6,7 +6,7 @@ scheduler's, read from the ledger.
 
 from collections.abc import Iterable
 from datetime import tzinfo
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from ductile.calendar.zones import format_local
 from ductile.config.sections.relay import BREAKER
@@ -77,6 +77,7 @@ class TransitionView(TypedDict):
     failure_count: Count
     reason: str | None
     job_id: str | None
+    actor: Annotated[str, "Who reset it; null for other changes"] | None
     created_at: Timestamp
 
 
@@ -259,5 +260,6 @@ def _transition_view(transition: BreakerTransition) -> TransitionView:
         "failure_count": transition.failure_count,
         "reason": transition.reason,
         "job_id": transition.job_id,
+        "actor": transition.actor,
         "created_at": to_text(transition.created_at),
     }

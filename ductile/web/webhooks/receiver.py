@@ -64,6 +64,9 @@ RECEIPT_LIFETIME = timedelta(days=7)
 """How long repeated deliveries are recognized, at least."""
 UNREAD_REASONS = {408: ("too_slow", "too slow"), 413: ("body_too_large", "the body is too large")}
 """Code and reason of responses that the server sends before the body is read, by status."""
+NO_ENDPOINT = "(none)"
+"""The path of the records of deliveries to unknown paths. They share its limit, so they cannot fill the disk."""
+MAX_PATH_CHARS = 200
 FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
@@ -77,11 +80,11 @@ def build_site(
     """Build the site of `webhooks.listen`: every endpoint, and /healthz."""
 
     def count_unread(entry: AccessLogEntry) -> None:
-        if entry.route is not None and entry.status in UNREAD_REASONS:
-            code, reason = UNREAD_REASONS[entry.status]
-            rejections.count(REFUSED, entry.path, reason)
-            rejections.record(unread_record(entry, code, reason, now=ctx.clock.now()))
-            ctx.metrics.deliveries[entry.path, "refused"] += 1
+        if (found := _unread(entry)) is not None:
+            path, code, reason = found
+            rejections.count(REFUSED, path, reason)
+            rejections.record(unread_record(entry, path, code, reason, now=ctx.clock.now()))
+            ctx.metrics.deliveries[path, "refused"] += 1
         on_request(entry)
 
     return Site(
@@ -91,6 +94,19 @@ def build_site(
         on_request=count_unread,
         on_fault=on_fault,
     )
+
+
+def _unread(entry: AccessLogEntry) -> tuple[str, str, str] | None:
+    """Return path, code and reason of a delivery that was refused before its body was read; None for other requests."""
+    if entry.route is None:
+        is_delivery = entry.method == "POST" and entry.status == NotFound.status
+        return (
+            (NO_ENDPOINT, NotFound.code, f"no endpoint has the path {entry.path[:MAX_PATH_CHARS]}")
+            if is_delivery
+            else None
+        )
+    found = UNREAD_REASONS.get(entry.status)
+    return (entry.path, *found) if found else None
 
 
 class EndpointTable(RouteTable):

@@ -45,11 +45,11 @@ def refused_record(
     )
 
 
-def unread_record(entry: AccessLogEntry, code: str, reason: str, *, now: datetime) -> DeliveryRecord:
+def unread_record(entry: AccessLogEntry, path: str, code: str, reason: str, *, now: datetime) -> DeliveryRecord:
     """Return the record of a delivery that was refused before its body was read."""
     return DeliveryRecord(
         at=now,
-        path=entry.path,
+        path=path,
         verdict="refused",
         code=code,
         reason=reason,

@@ -257,6 +257,18 @@ def test_a_closed_pipe_is_no_traceback(demo: Path) -> None:
     assert (done.stdout, done.stderr) == ("include:\n", "")
 
 
+def test_config_check_also_reports_errors_in_a_file_that_is_not_sealed(run: Run, demo: Path) -> None:
+    text = (demo / "webhooks.yaml").read_text()
+    (demo / "webhooks.yaml").write_text(text.replace("secret_ref: github", "secret_ref: githab"))
+
+    checked = run("config", "check", "--config", demo, "--json")
+
+    assert (checked.exit_code, checked.json["code"]) == (78, "integrity_broken")
+    sealed, unknown = (one["message"] for one in checked.json["errors"])
+    assert "has changed since it was sealed" in sealed
+    assert "did you mean 'github'?" in unknown
+
+
 def test_plugin_lock_approves_only_plugins(run: Run, demo: Path) -> None:
     """A changed configuration file stays unapproved."""
     with (demo / "plugins" / "echo" / "README.md").open("a") as readme:

@@ -10,7 +10,7 @@ import pytest
 
 from ductile.core.instance.lock import instance_lock
 from tests.cli.conftest import Run
-from tests.cli.system.conftest import A_JOB, SICK, WELL, add_plugin, change, ledger_of
+from tests.cli.system.conftest import A_JOB, CONFIG, SICK, WELL, add_plugin, change, ledger_of
 
 # ── status ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -37,6 +37,19 @@ def test_an_unhealthy_plugin_fails_the_status(run: Run, installed: Path) -> None
     assert answer.exit_code == 1
     assert answer.stdout.startswith("System Status: FAILED")
     assert "pump: the pump is dry" in answer.stdout
+
+
+def test_only_a_configured_plugin_that_cannot_run_fails_the_status(run: Run, installed: Path) -> None:
+    """An installed plugin without an entry may lack configuration, such as the base of an alias."""
+    add_plugin(installed, "pager", WELL)
+    manifest = installed / "plugins" / "pager" / "manifest.yaml"
+    manifest.write_text(f"{manifest.read_text()}config_keys: {{required: [channel]}}\n")
+    status = ("system", "status", "--config", installed)
+
+    assert run(*status).stdout.startswith("System Status: HEALTHY")
+    assert "plugin_unusable" not in run("system", "doctor", "--config", installed).stdout
+    (installed / "plugins.yaml").write_text("plugins: {pager: {}}\n")
+    assert "plugin_health: pager: lacks required config: channel" in run(*status).stdout
 
 
 def test_a_stopped_service_is_reported_and_no_failure(run: Run, installed: Path) -> None:
@@ -84,6 +97,25 @@ def test_a_health_command_leaves_no_process_running(run: Run, installed: Path, t
 
     assert run("system", "status", "--config", installed).exit_code == 0
     assert not Path(f"/proc/{int(note.read_text())}").exists()
+
+
+def test_strict_mode_does_not_run_the_health_command_of_a_changed_plugin(
+    run: Run, installed: Path, tmp_path: Path
+) -> None:
+    """Neither `status` nor `doctor` starts it."""
+    (installed / "config.yaml").write_text(CONFIG + "service: {strict_mode: true}\n")
+    assert run("config", "lock", "--config", installed).exit_code == 0
+    script = installed / "plugins" / "echo" / "run"
+    script.write_text(script.read_text().replace("cat >", f"touch {tmp_path}/started\ncat >"))
+
+    report = run("system", "status", "--config", installed, "--json").json
+    findings = run("system", "doctor", "--config", installed, "--json").json["findings"]
+
+    (echo,) = report["plugins"]
+    assert not echo["ok"]
+    assert echo["detail"].startswith("not run: plugin echo has a different entrypoint than sealed")
+    assert [one["advice"] for one in findings if one["name"] == "plugin_unwell"] == ["Run `ductile config check`."]
+    assert not (tmp_path / "started").exists()
 
 
 def test_health_commands_work_with_an_ignored_sigchld(run: Run, installed: Path) -> None:

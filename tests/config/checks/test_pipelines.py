@@ -162,7 +162,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
             - uses: x
               if: payload.ok  # here
         """,
-        "pipelines[0].steps[0].if: expected a mapping of keys to values, got a single value",
+        "pipelines[0].steps[0].if: expected a mapping such as {path: payload.status, op: eq, value: ok}, got",
     ),
     "an event type that peers would reject": (
         """
@@ -508,6 +508,18 @@ HOOKS: dict[str, tuple[str, str, list[str]]] = {
         "- {name: h, on-hook: job.failed, from_plugin: echo, steps: [{uses: echo}]}",
         "plugins: {other: {uses: echo, notify_on_complete: true}}",
         ["pipelines[0].on-hook: cannot be triggered: plugin echo does not have notify_on_complete: true"],
+    ),
+    "hooks of runs and alarms, which every plugin can trigger": (
+        "- {name: h, on-hook: run.failed, steps: [{uses: echo}]}\n"
+        "- {name: i, on-hook: run.completed, from_plugin: echo, steps: [{uses: echo}]}\n"
+        "- {name: j, on-hook: schedule.late, steps: [{uses: echo}]}",
+        "",
+        [],
+    ),
+    "a hook of runs, which does not trigger itself": (
+        "- {name: h, on-hook: run.failed, steps: [{uses: echo}]}",
+        "plugins: {echo: {notify_on_complete: true}}",
+        [],
     ),
     "a hook that reads the context": (
         "- {name: h, on-hook: job.failed, if: {path: context.x, op: exists}, steps: [{uses: echo}]}",

@@ -194,7 +194,7 @@ UNKNOWN_KEYS = [
     ("service.limits.stdouts", "stdout"),
     ("state.paht", "path"),
     ("api.listne", "listen"),
-    ("api.auth.token", "tokens"),
+    ("api.auth.token", "api.auth.tokens[].token"),
     ("api.auth.tokens[0].scope", "scopes"),
     ("plugins.a.enabld", "enabled"),
     ("plugins.a.schedules[0].timezon", "timezone"),

@@ -15,7 +15,7 @@ from attrs import define, evolve
 
 from ductile.calendar.definition import Definition, History
 from ductile.calendar.due import Evaluation, evaluate
-from ductile.core.errors import LedgerError, LedgerLost
+from ductile.core.errors import LedgerBusy, LedgerError, LedgerLost
 from ductile.core.hub import SCHEDULES
 from ductile.core.model import BreakerState, Dead, Interrupted, Job, Outcome
 from ductile.engine.scheduling import tick
@@ -842,6 +842,29 @@ async def test_the_time_to_load_schedules_does_not_delay_the_first_slot(start_se
     await service.tick()
     assert service.clock.now() > NOON
     assert service.scheduler._now() == service.clock.now()
+
+
+async def test_the_scheduler_continues_a_second_after_a_busy_ledger(start_service: StartService) -> None:
+    """Not after the interval for faults, because schedules would be late after every long write of another process."""
+    service = await start_service()
+    has_ticked = trio.Event()
+
+    class BusyLedger(CountingLedger):
+        async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
+            if not self.writes:
+                self.writes += 1
+                raise LedgerBusy("process 1 is writing")
+            written = await super().transact(work, **options)
+            has_ticked.set()
+            return written
+
+    service.scheduler.ledger = BusyLedger(service.ledger)  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.scheduler.run)
+        with trio.fail_after(10):
+            await has_ticked.wait()
+        nursery.cancel_scope.cancel()
+    assert service.log_messages() == ["process 1 is writing; trying again in 1 s"]
 
 
 async def test_the_scheduler_waits_for_space_on_a_full_disk(start_service: StartService, nursery: trio.Nursery) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from ductile.ledger.admin import service_log
 from ductile.ledger.admin.service_log import Downtime
+from ductile.ledger.tables import journal
 
 START = datetime(2026, 2, 8, 9, 0, tzinfo=UTC)
 
@@ -26,7 +27,7 @@ def test_downtimes_lie_between_a_stop_and_the_next_start(db: sqlite3.Connection)
     start(db, 20)
     unclean = service_log.find_unclean_stop(db)
     assert unclean is not None
-    service_log.journal_recovery(db, unclean, jobs=0, now=at(30))
+    service_log.journal_recovery(db, unclean, job_ids=(), now=at(30))
     start(db, 30)
     service_log.journal_stop(db, run_id="run-30", reason="signal", actor="signal:SIGTERM", now=at(40))
 
@@ -42,6 +43,15 @@ def test_a_recovered_run_is_reported_once(db: sqlite3.Connection) -> None:
     start(db, 0)
     unclean = service_log.find_unclean_stop(db)
     assert unclean is not None
-    service_log.journal_recovery(db, unclean, jobs=0, now=at(1))
+    service_log.journal_recovery(db, unclean, job_ids=(), now=at(1))
 
     assert service_log.find_unclean_stop(db) is None
+
+
+def test_a_recovery_names_the_first_of_the_jobs_that_ran(db: sqlite3.Connection) -> None:
+    """Their number is complete."""
+    start(db, 0)
+    service_log.journal_recovery(db, {}, job_ids=[f"job-{n}" for n in range(100)], now=at(1))
+
+    *_, recovered = journal.read_since(db, 0)
+    assert (recovered.data["jobs"], recovered.data["job_ids"]) == (100, [f"job-{n}" for n in range(20)])

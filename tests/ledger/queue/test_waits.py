@@ -4,7 +4,8 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from ductile.core.model import Retried
+from ductile.core.model import RELAY, Retried
+from ductile.ledger.queue import outbox
 from ductile.ledger.queue.claim import claim
 from ductile.ledger.queue.waits import Hold
 from ductile.ledger.storage.connections import transaction
@@ -72,3 +73,28 @@ def test_a_job_that_waited_for_its_key_names_the_holder(ledger: Any) -> None:
     ledger.end(job, Retried("no luck", timedelta(hours=1), ledger.evidence()))
     ledger.claim_one()
     assert waits(ledger)[1:] == [(1000, ["held_key"])]
+
+
+def test_a_job_held_for_changed_files_did_not_wait_for_a_breaker(ledger: Any) -> None:
+    ledger.enqueue()
+    job = ledger.claim_one()
+    with transaction(ledger.db):
+        outbox.postpone(ledger.db, job.id, 1, "plugin_changed", run_id=ledger.run_id, until=None, now=ledger.now)
+    ledger.advance(seconds=2)
+    claim_with(ledger, {"echo": Hold("drifted", ledger.now)})
+    assert waits(ledger)[1:] == [(2000, ["drifted"])]
+
+
+def test_a_relayed_event_that_waited_for_its_instance_did_not_wait_for_a_breaker(ledger: Any) -> None:
+    """Whether its time came, or the instance answered again."""
+    for is_woken in (False, True):
+        ledger.enqueue(plugin=RELAY)
+        job = ledger.claim_one(RELAY)
+        until, reason = ledger.now + timedelta(seconds=5), outbox.block_reason("b")
+        with transaction(ledger.db):
+            outbox.postpone(ledger.db, job.id, 1, reason, run_id=ledger.run_id, until=until, now=ledger.now)
+            if is_woken:
+                outbox.wake(ledger.db, "b")
+        ledger.advance(seconds=6)
+        assert ledger.claim_one(RELAY).id == job.id
+        assert waits(ledger)[-1] == (6000, ["blocked"])

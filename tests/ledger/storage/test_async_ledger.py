@@ -246,6 +246,25 @@ async def test_a_write_gives_up_if_another_process_writes_too_long(path: Path, m
         await ledger.write(queue_one)
 
 
+async def test_a_ledger_that_another_process_has_locked_is_unwritable_also_while_no_caller_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first write that fails until the lock is released."""
+    monkeypatch.setattr("ductile.ledger.storage.connections.BUSY_SECONDS", 0.05)
+    async with open_ledger(path) as ledger:
+        other = connect_writer(path, "off")
+        assert ledger.unwritable_seconds() == 0
+        with transaction(other):
+            with pytest.raises(LedgerBusy):
+                await ledger.write(queue_one)
+            assert ledger.stuck_seconds() == 0
+            assert ledger.unwritable_seconds() >= 0.05
+        other.close()
+        assert ledger.unwritable_seconds() == 0
+        await ledger.write(queue_one)
+        assert await ledger.read(count) == 1
+
+
 async def test_callers_that_wait_for_another_process_do_not_wait_for_each_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ductile.core.formats import strict_json
 from ductile.core.model import BranchResult, FollowUps, JobStatus, NewJob
-from ductile.pipeline.run.cursor import RunCursor
+from ductile.pipeline.run.cursor import RunCursor, indexes_in
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.execute import Execution, TooManyFollowUps
 from tests.pipeline.compiling import plan_of
@@ -216,6 +216,17 @@ def test_every_bypassed_branch_runs_the_next_step() -> None:
 
 
 # ── foreach ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_key_of_a_job_has_the_indexes_of_its_items() -> None:
+    """Also of nested ones; the path of a step can contain slashes."""
+    inner = "{id: in, foreach: item, steps: [{uses: x}]}"
+    steps = f"{{foreach: payload.rows, steps: [{inner}]}}"
+    follow_ups = execute(steps, event=make_event(payload={"rows": [["u"], ["v", "w"]]}))
+    assert [indexes_in(new.child_key or "") for new in follow_ups.children] == [(0, 0), (1, 0), (1, 1)]
+    assert [indexes_in(key) for key in ("", "event/route/1", "e/run/call/step//", "e/run/call/step/2/0")] == [
+        (), (), (), (2,)
+    ]  # fmt: skip
 
 
 def test_foreach_creates_one_job_per_item_in_order() -> None:

@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from ductile.core.clock import to_text
 from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.ledger.reports import job_list
 from ductile.ledger.reports.job_details import JobBrief, LoggedAttempt
@@ -146,6 +148,15 @@ def test_a_running_job_has_its_step_and_stderr() -> None:
     shown = json.loads(job_json(brief, "so far"))
 
     assert (shown["pipeline"], shown["step_id"], shown["stderr"]) == ("p", "a", "so far")
+
+
+def test_a_job_names_what_started_it() -> None:
+    job = evolve(make_node("a").job, schedule_id="nightly", slot_at=NOW, source_event_id="e", replay_of="r")
+
+    shown = json.loads(job_json(JobBrief(job=job, result=None), None))
+
+    started_by = [shown[name] for name in ("schedule_id", "slot_at", "source_event_id", "replay_of")]
+    assert started_by == ["nightly", to_text(NOW), "e", "r"]
 
 
 RESULTS = {"result", "output", "last_error", "stderr"}

@@ -45,8 +45,15 @@ from ductile.web.routing import Route
 from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks import rejections as rejection_counter
 from ductile.web.webhooks.deliveries import DeliveryRefused
-from ductile.web.webhooks.receiver import build_site
-from ductile.web.webhooks.rejections import MAX_LABELS, OTHERS, REFUSED, REPEATED, RejectionCounter
+from ductile.web.webhooks.receiver import NO_ENDPOINT, build_site
+from ductile.web.webhooks.rejections import (
+    MAX_LABELS,
+    MAX_RECORDED_PER_PATH,
+    OTHERS,
+    REFUSED,
+    REPEATED,
+    RejectionCounter,
+)
 from ductile.web.webhooks.signatures import SCHEMES
 from tests.e2e.service import Home
 from tests.ledger.reading import read_now
@@ -971,6 +978,23 @@ async def test_rejections_by_the_server_are_counted(hooks: WebhookHarness, statu
     assert (note["path"], note["why"]) == ("/hook/small", {why: 1})
     (rejected,) = hooks.deliveries(path="/hook/small")
     assert (rejected.reason, rejected.status, rejected.peer, rejected.headers) == (why, status, "x", {})
+
+
+async def test_deliveries_to_unknown_paths_are_recorded_with_the_path(hooks: WebhookHarness) -> None:
+    """A sender with a wrong URL is seen. All unknown paths share one limit. Other methods are no deliveries."""
+    about: dict[str, Any] = {"peer": "x", "status": 404, "duration_seconds": 0.0, "received_bytes": 0, "sent_bytes": 0}
+    for number in range(20):
+        hooks.site.on_request(AccessLogEntry(method="POST", path=f"/{'x' * 1000}{number}", route=None, **about))
+        hooks.site.on_request(AccessLogEntry(method="GET", path="/robots.txt", route=None, **about))
+    hooks.site.on_request(AccessLogEntry(method="POST", path="/hook/gitub", route=None, **about))
+    await flush(hooks)
+
+    found = hooks.deliveries(path=NO_ENDPOINT)
+    assert len(found) == len(hooks.deliveries()) == MAX_RECORDED_PER_PATH
+    assert {(one.code, one.status) for one in found} == {("not_found", 404)}
+    assert max(len(one.reason or "") for one in found) < 300
+    (note,) = hooks.journal_data("webhook.refused")
+    assert (note["path"], note["count"]) == (NO_ENDPOINT, 21)
 
 
 async def test_the_labels_of_a_count_are_bounded(hooks: WebhookHarness) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ductile.core.clock import from_text, from_text_or_none
-from ductile.core.model import AttemptStatus, Job
+from ductile.core.model import AttemptStatus, Job, OutcomeCode
 from ductile.ledger.jobs.rows import LIST_COLUMNS, job_from_row
 from ductile.ledger.reports import job_details
 from ductile.ledger.reports.pagination import (
@@ -30,6 +30,8 @@ MAX_JOBS = 1_000
 """Jobs of one run that are read."""
 MAX_ATTEMPTS = 5_000
 """Attempts of one run that are read, and of its first job."""
+BYPASSING = (OutcomeCode.CONDITION_FALSE, OutcomeCode.NOT_JOINED)
+"""Outcomes of control steps after which steps do not run."""
 _NO_PAYLOAD = LIST_COLUMNS.replace(" payload,", " NULL,")
 
 
@@ -170,9 +172,14 @@ class RunAttempt:
     completed_at: datetime
     exit_code: int | None
     outcome_code: str | None
+    outcome_data: str | None
+    """The data of an outcome in BYPASSING; not read for others."""
 
 
-_ATTEMPT = "job_id, attempt, status, started_at, completed_at, exit_code, outcome_code"
+_ATTEMPT = f"""
+    job_id, attempt, status, started_at, completed_at, exit_code, outcome_code,
+    CASE WHEN outcome_code IN ({", ".join(f"'{code}'" for code in BYPASSING)}) THEN outcome_data END
+"""
 ATTEMPTS_OF_RUN = f"""
     SELECT {_ATTEMPT} FROM (SELECT * FROM job_log WHERE job_id = :root ORDER BY attempt LIMIT :limit)
     UNION ALL
@@ -194,6 +201,7 @@ def attempts_of_run(db: Db, root_id: str, *, limit: int = MAX_ATTEMPTS) -> list[
             completed_at=from_text(row[4]),
             exit_code=row[5],
             outcome_code=row[6],
+            outcome_data=row[7],
         )
         for row in rows
     ]

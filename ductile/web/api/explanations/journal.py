@@ -31,7 +31,7 @@ class JournalRowView(TypedDict):
     plugin: Omittable[str]
     job_id: Omittable[str]
     root_job_id: Omittable[str]
-    actor: Omittable[Annotated[str, "Who caused it; only for acts"]]
+    actor: Omittable[Annotated[str, "Who caused it; only for actions"]]
     data: Annotated[dict[str, Any], "Without events:payload:ro, only names, ids, states, times and numbers"]
 
 

@@ -27,6 +27,7 @@ class PauseView(TypedDict):
     plugin: str
     reason: str
     paused_at: Timestamp
+    actor: Annotated[str, "Who paused it; null after the retention of the journal"] | None
 
 
 class PausesView(TypedDict):
@@ -82,7 +83,7 @@ async def change_pause(ctx: AppContext, request: Request, *, is_pause: bool) -> 
 
 async def list_pauses(ctx: AppContext, request: Request) -> Response:
     pauses = [
-        PauseView(plugin=pause.plugin, reason=pause.reason, paused_at=to_text(pause.paused_at))
+        PauseView(plugin=pause.plugin, reason=pause.reason, paused_at=to_text(pause.paused_at), actor=pause.actor)
         for pause in ctx.pause_control.paused.values()
     ]
     return json_response(PausesView(pauses=pauses))

@@ -159,7 +159,7 @@ def test_a_pause_keeps_its_reason_when_the_schedule_is_edited(run: Run, run_sche
     often = run("schedule", "list", "--config", home.path, "--json").json["jobs"][0]
     assert (often["status"], often["reason"]) == ("paused", "the disk is replaced")
     explanation = why(run, home, "often", "2026-03-09T12:25:00Z")
-    assert (explanation["verdict"], explanation["words"]) == ("paused", "the disk is replaced")
+    assert (explanation["verdict"], "the disk is replaced" in explanation["words"]) == ("paused", True)
 
 
 def test_schedule_list_imports_no_event_loop(home: Home) -> None:
@@ -290,6 +290,20 @@ def test_why_names_the_job_of_a_fired_slot(run: Run, run_scheduler: RunScheduler
         )
 
 
+def test_a_job_names_the_slot_that_created_it(run: Run, run_scheduler: RunScheduler) -> None:
+    job_ids: list[str] = []
+
+    async def scenario(service: SchedulerService) -> None:
+        await service.advance_by(11 * MINUTE)
+        job_ids.extend(service.jobs("id", "schedule_id = 'often'"))
+
+    home = run_scheduler(scenario)
+
+    shown = run("job", "inspect", job_ids[1], "--config", home.path).stdout
+    assert "schedule_id: often" in shown
+    assert "slot_at: 2026-03-09T12:10:00.000000Z" in shown
+
+
 def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunScheduler) -> None:
     """An unfinished earlier job, or downtime of the service."""
 
@@ -302,7 +316,11 @@ def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunSche
 
     home = run_scheduler(scenario)
 
-    assert why(run, home, "often", "2026-03-09T12:10:00Z")["reason"] == "already_running"
+    (first, *_) = why(run, home, "often", "2026-03-09T12:00:00Z")["next"]
+    explanation = why(run, home, "often", "2026-03-09T12:10:00Z")
+    assert explanation["reason"] == "already_running"
+    assert explanation["next"] == [first.replace("job inspect", "job why")]
+    assert explanation["next"][0].split()[-1] in explanation["words"]
     for minute in (20, 30, 40):
         explanation = why(run, home, "often", f"2026-03-09T12:{minute}:00Z")
         assert (explanation["verdict"], explanation["reason"]) == ("skipped", "missed")
@@ -418,15 +436,24 @@ def test_why_names_the_excluded_weekday_of_a_cron_line(run: Run, run_scheduler: 
 def test_why_reports_slots_during_a_pause_as_paused(run: Run, run_scheduler: RunScheduler) -> None:
     async def scenario(service: SchedulerService) -> None:
         await service.advance_by(5 * MINUTE)
-        await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="often")
+        await service.set_status(
+            EntryStatus.PAUSED_MANUAL, schedule_id="often", reason="the disk is moved", actor="token:ci"
+        )
         await service.advance_by(20 * MINUTE)
         await service.set_status(EntryStatus.ACTIVE, schedule_id="often")
         await service.advance_by(20 * MINUTE)
+        await service.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="office")
+        await service.advance_by(60 * MINUTE)
 
     home = run_scheduler(scenario)
 
     verdicts = [why(run, home, "often", f"2026-03-09T12:{minute}:00Z")["verdict"] for minute in ("00", 10, 20, 30, 40)]
     assert verdicts == ["fired", "paused", "paused", "fired", "fired"]
+    explanation = why(run, home, "often", "2026-03-09T12:10:00Z")
+    assert "paused by token:ci" in explanation["words"]
+    assert "the disk is moved" in explanation["words"]
+    assert explanation["next"] == []
+    assert why(run, home, "office", "2026-03-09T13:40:00Z")["next"] == ["ductile schedule resume echo office"]
 
 
 async def remove_and_add_again(service: SchedulerService) -> None:
@@ -679,6 +706,7 @@ def test_system_breaker_shows_state_and_transitions(run: Run, home: Home) -> Non
     assert (shown["command"], shown["state"], shown["failure_count"]) == ("poll", "open", 3)
     assert (shown["opened_at"], shown["probe_from"]) == ("2026-03-09T12:00:00.000000Z", "2026-03-09T12:30:00.000000Z")
     (change,) = shown["transitions"]
+    assert change["actor"] is None
     assert (change["from_state"], change["to_state"], change["reason"], change["job_id"]) == (
         "closed",
         "open",
@@ -688,6 +716,15 @@ def test_system_breaker_shows_state_and_transitions(run: Run, home: Home) -> Non
     text = run("system", "breaker", "echo", "--config", home.path).stdout
     assert text.startswith("echo.poll: open, failures 3\n")
     assert "closed → open  failure_threshold" in text
+
+
+def test_system_breaker_names_who_reset_it(run: Run, home: Home) -> None:
+    with closing(open_writer(home.ledger)) as db, transaction(db):
+        open_one(db)
+        closed = BreakerChange(Breaker(plugin="echo", command="poll"), "manual_reset")
+        breakers.put(db, closed, now=datetime(2026, 3, 9, 13, tzinfo=UTC), actor="token:ci")
+
+    assert "manual_reset by token:ci" in run("system", "breaker", "echo", "--config", home.path).stdout
 
 
 def test_an_unused_breaker_is_closed(run: Run, home: Home) -> None:

@@ -4,7 +4,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
-from ductile.cli.logs.event_format import event_line
+from ductile.cli.logs.event_format import details, event_line
 from ductile.core.clock import to_text
 from ductile.core.model import Failed, Succeeded
 from tests.cli.conftest import Answer, Run
@@ -41,6 +41,12 @@ def test_logs_selects_past_events_by_time_kind_and_text(run: Run, demo: Path) ->
     assert found == cases
 
 
+def test_the_status_of_a_schedule_is_shown_and_that_of_a_job_is_not_repeated() -> None:
+    """A pause and a resume are the same event."""
+    assert details({"schedule_id": "nightly", "status": "paused_manual"}) == "schedule_id=nightly status=paused_manual"
+    assert details({"job_id": "a-job", "to": "dead", "status": "dead", "attempt": 1}) == "attempt=1"
+
+
 def test_a_notification_is_shown_with_its_message() -> None:
     data = {"signal": "run.failed", "subject": "pipeline deploy", "count": 1, "message": "Pipeline deploy failed."}
     sent = {"event": "notification.sent", "at": "2026-02-08T09:30:00.000000Z", "data": data}
@@ -55,6 +61,7 @@ def test_logs_refuses_a_wrong_filter_with_a_hint(run: Run, demo: Path) -> None:
         (("--grep", "("), "--grep: not a regular expression"),
         (("--since", "yesterday"), "Write 1h (ago)"),
         (("--until", "1h", "--follow"), "--until cannot be used with --follow"),
+        (("--since", "1h", "--until", "2h"), "--until: 2h is not after --since 1h"),
     ):
         answer = run("logs", "--config", demo, *options)
         assert (answer.exit_code, message in answer.stderr) == (2, True), answer.stderr
