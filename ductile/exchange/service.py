@@ -5,6 +5,7 @@ The ledger is authoritative; does not know HTTP.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
@@ -52,7 +53,7 @@ REFUSAL_INTERVAL = 60.0
 MAX_REFUSALS = 100
 """Refusals that are journalled in one interval."""
 MESSAGES = "messages"
-"""Announced to the hub for every new message."""
+"""Announced to the hub for every new message and every ended claim."""
 
 
 def topic_hint(topic: str) -> str:
@@ -147,15 +148,22 @@ class MessageExchange:
         self, news: Sequence[NewMessage], respond: Callable[[list[Published]], StoredResponse], *, actor: str
     ) -> StoredResponse:
         """Return the response that `publish` would return, or raise its error, and store nothing."""
+        return await self.try_out(
+            lambda db: respond(publish(db, news, now=self.clock.now(), actor=actor, rules=self.rules)),
+            in_thread=_are_large(news),
+        )
 
-        def work(db: Db) -> None:
-            raise _TakenBack(respond(publish(db, news, now=self.clock.now(), actor=actor, rules=self.rules)))
+    async def try_out(self, work: Callable[[Db], T], *, in_thread: bool = False) -> T:
+        """Return the result of the transaction, which is rolled back."""
+        results: list[T] = []
 
-        try:
-            await self.ledger.transact(work, in_thread=_are_large(news))
-        except _TakenBack as taken_back:
-            return taken_back.response
-        raise AssertionError("the transaction raises")
+        def work_and_roll_back(db: Db) -> None:
+            results.append(work(db))
+            raise _RolledBack
+
+        with suppress(_RolledBack):
+            await self.ledger.transact(work_and_roll_back, in_thread=in_thread)
+        return results[0]
 
     async def journal_refusal(self, error: DuctileError, *, actor: str) -> None:
         """Journal a refused message: at most one entry per REFUSAL_INTERVAL for the same code, topic and caller."""
@@ -340,6 +348,9 @@ class MessageExchange:
         if not ended.is_repeat:
             self.metrics.count_end(ended.claim.topic, ended.claim.status)
             self.announce_messages([ended.follow_up] if ended.follow_up else [])
+            if ended.conversation_id:  # a request can end without a reply
+                self.hub.announce(conversation_hint(ended.conversation_id))
+                self.hub.announce(MESSAGES)
             self.wake(ended.woken)
 
     def announce_returned(self, returned: Returned) -> None:
@@ -361,12 +372,8 @@ def _held(result: T | LostClaim) -> T:
     return result
 
 
-class _TakenBack(Exception):
+class _RolledBack(Exception):
     """Rolls back the transaction of a dry run."""
-
-    def __init__(self, response: StoredResponse) -> None:
-        super().__init__()
-        self.response = response
 
 
 def _are_large(news: Sequence[NewMessage]) -> bool:

@@ -18,7 +18,7 @@ from ductile.web.api import (
     tokens,
     topology,
 )
-from ductile.web.api.exchange import claims, publish
+from ductile.web.api.exchange import claims, conversations, operate, publish, reading
 from ductile.web.api.explanations import audit, config_in_use, journal, pipelines, runs
 from ductile.web.api.explanations import config as config_explanations
 from ductile.web.api.explanations import events as event_explanations
@@ -48,6 +48,9 @@ def build_api_table(
             *waiting.routes(ctx),
             *publish.routes(ctx),
             *claims.routes(ctx),
+            *reading.routes(ctx),
+            *conversations.routes(ctx),
+            *operate.routes(ctx),
             *metrics.routes(ctx),
             *tokens.routes(ctx, uses),
             *system.routes(ctx),

@@ -150,3 +150,136 @@ def test_a_dry_run_reports_errors_and_stores_nothing(service: Service, home: Hom
     unknown = {"topic": "a.b", "body": "x", "parent_id": "nothing"}
     assert service.ask("POST", "/exchange/messages?dry_run=true", unknown)[1]["code"] == "parent_unknown"
     assert home.rows("SELECT id FROM messages") == []
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def get(service: Service, path: str, **options: Any) -> Any:
+    status, answer = service.ask("GET", f"/exchange/{path}", **options)
+    assert status == 200, answer
+    return answer
+
+
+def test_a_list_selects_and_pages_messages_in_the_order_of_publishing(service: Service) -> None:
+    for topic in ("review.request", "review.done", "deploy.request"):
+        publish(service, topic, f"of {topic}")
+    assert [each["body"] for each in get(service, "messages?topic=review.*")["messages"]] == [
+        "of review.request",
+        "of review.done",
+    ]
+    page = get(service, "messages?limit=1&body=false")
+    assert (page["messages"][0]["body"], page["has_more"]) == (None, True)
+    assert [each["topic"] for each in get(service, f"messages?after={page['next']}")["messages"]] == [
+        "review.done",
+        "deploy.request",
+    ]
+    newest = get(service, "messages?order=desc&limit=1")
+    assert newest["messages"][0]["topic"] == "deploy.request"
+    assert get(service, f"messages?order=desc&limit=1&after={newest['next']}")["messages"][0]["topic"] == "review.done"
+    claim(service)
+    assert [each["topic"] for each in get(service, "messages?state=claimed")["messages"]] == ["review.request"]
+
+
+def test_a_list_waits_for_the_next_message(service: Service) -> None:
+    position = publish(service)["seq"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(get, service, f"messages?topic=review.*&after={position}&wait=30s")
+        second = publish(service)
+        assert [each["message_id"] for each in waiting.result()["messages"]] == [second["message_id"]]
+
+
+def test_a_message_is_shown_with_its_claims_and_replies(service: Service) -> None:
+    message_id = publish(service)["message_id"]
+    (claimed,) = claim(service)
+    shown = get(service, f"messages/{message_id}")
+    assert (shown["state"], shown["deliveries"], len(shown["claims"])) == ("claimed", 1, 1)
+    assert shown["claims"][0]["lease_seconds"] > 80
+    act(service, claimed["claim_id"], "fail", body="no")
+    shown = get(service, f"messages/{message_id}")
+    assert (shown["state"], shown["claims"][0]["status"]) == ("failed", "failed")
+    assert [(each["topic"], each["body"]) for each in shown["replies"]] == [("review.failed", None)]
+    assert get(service, f"messages/{message_id}/why")["state"] == "failed"
+    assert service.ask("GET", "/exchange/messages/nothing")[1]["code"] == "message_unknown"
+
+
+def test_a_conversation_waits_for_its_reply(service: Service) -> None:
+    """Success, failure, timeout and the end without a reply all end the wait."""
+    ends = {"complete": "success", "fail": "failure", "time_out": "timed_out"}
+    for verb, state in ends.items():
+        for body in ({"body": "an answer"}, {}):
+            request = publish(service)
+            path = f"conversations/{request['conversation_id']}"
+            assert get(service, path)["state"] == "pending"
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(get, service, f"{path}?wait=30s&reply=first&request={request['message_id']}")
+                act(service, claim(service)[0]["claim_id"], verb, **body)
+                found = waiting.result()
+            assert found["state"] == state
+            assert (found["reply"] is not None) is bool(body)
+
+
+def test_a_dead_message_is_a_reply(service: Service) -> None:
+    request = publish(service)
+    for _ in range(5):
+        act(service, claim(service)[0]["claim_id"], "release", reason="cannot")
+    found = get(service, f"conversations/{request['conversation_id']}")
+    assert (found["state"], found["reply"]["topic"], found["reply"]["body"]) == (
+        "dead",
+        "review.request.dead",
+        "please",
+    )
+
+
+def test_a_tracked_conversation_is_listed_until_its_sender_was_notified(service: Service) -> None:
+    request = publish(service, track=True)
+    assert [each["state"] for each in get(service, "tracked")["tracked"]] == ["pending"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(get, service, "tracked?wait=30s")
+        act(service, claim(service)[0]["claim_id"], "complete", body="fine")
+        (tracked,) = waiting.result()["tracked"]
+    assert (tracked["state"], tracked["reply"]["body"]) == ("success", "fine")
+    path = f"/exchange/tracked/{request['conversation_id']}/notified"
+    assert [service.ask("POST", path)[1]["changed"] for _ in range(2)] == [True, False]
+    assert get(service, "tracked")["tracked"] == []
+
+
+# ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_paused_topic_delivers_nothing_until_it_is_resumed(service: Service) -> None:
+    status, paused = service.ask("POST", "/exchange/topics/review.request/pause", {"reason": "maintenance"})
+    assert (status, paused["changed"]) == (200, True)
+    publish(service)
+    (topic,) = get(service, "topics")["topics"]
+    assert (topic["ready"], topic["paused"], topic["pause_reason"]) == (1, True, "maintenance")
+    with waiting_workers(service, 1) as (worker,):
+        poll_until(lambda: waiting_count(service) == 1)
+        assert service.ask("POST", "/exchange/topics/review.request/resume?dry_run=true")[1]["changed"] is True
+        assert waiting_count(service) == 1
+        assert service.ask("POST", "/exchange/topics/review.request/resume")[1]["changed"] is True
+        assert len(worker.result()) == 1
+
+
+def test_a_failed_message_can_be_requeued(service: Service) -> None:
+    message_id = publish(service)["message_id"]
+    path = f"/exchange/messages/{message_id}/requeue"
+    assert service.ask("POST", path)[0] == 409
+    act(service, claim(service)[0]["claim_id"], "fail")
+    assert service.ask("POST", f"{path}?dry_run=true")[1]["state"] == "ready"
+    assert claim(service) == []
+    with waiting_workers(service, 1) as (worker,):
+        poll_until(lambda: waiting_count(service) == 1)
+        assert service.ask("POST", path)[1]["state"] == "ready"
+        assert worker.result()[0]["message_id"] == message_id
+
+
+def test_a_purge_ends_the_messages_that_no_worker_has_claimed(service: Service) -> None:
+    first = publish(service)["message_id"]
+    claim(service)
+    publish(service)
+    assert service.ask("POST", "/exchange/topics/review.request/purge?dry_run=true")[1]["remaining"] == 1
+    assert service.ask("POST", "/exchange/topics/review.request/purge")[1]["purged"] == 1
+    states = {each["message_id"]: each["state"] for each in get(service, "messages")["messages"]}
+    assert states.pop(first) == "claimed"
+    assert list(states.values()) == ["dead"]

@@ -54,6 +54,8 @@ class Ended:
     """The claim had ended in the same way before, and nothing has changed."""
     woken: tuple[str, ...] = ()
     """The topic of each message that has become ready."""
+    conversation_id: str | None = None
+    """The conversation of the message; None for a repeated end."""
 
 
 @frozen(kw_only=True)
@@ -124,7 +126,13 @@ def end(
     answer = published.message if published else None
     ended = _end_row(db, claim, status, reason=refused or reason, follow_up=answer, now=now)
     _journal_end(db, ended, answer, actor=actor)
-    return Ended(claim=ended, follow_up=answer, refused=refused, woken=_woken(removed, published))
+    return Ended(
+        claim=ended,
+        follow_up=answer,
+        refused=refused,
+        woken=_woken(removed, published),
+        conversation_id=message.conversation_id,
+    )
 
 
 def hand_over(
