@@ -14,6 +14,7 @@ EXECUTED = {
     "api.md",
     "configuration.md",
     "events.md",
+    "exchange.md",
     "getting-started.md",
     "operations.md",
     "pipelines.md",
