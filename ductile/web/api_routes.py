@@ -18,7 +18,7 @@ from ductile.web.api import (
     tokens,
     topology,
 )
-from ductile.web.api.exchange import claims, conversations, operate, publish, reading
+from ductile.web.api.exchange import claims, conversations, follow, operate, publish, reading
 from ductile.web.api.explanations import audit, config_in_use, journal, pipelines, runs
 from ductile.web.api.explanations import config as config_explanations
 from ductile.web.api.explanations import events as event_explanations
@@ -51,6 +51,7 @@ def build_api_table(
             *reading.routes(ctx),
             *conversations.routes(ctx),
             *operate.routes(ctx),
+            *follow.routes(ctx, authorize),
             *metrics.routes(ctx),
             *tokens.routes(ctx, uses),
             *system.routes(ctx),

@@ -78,6 +78,7 @@ def list_messages(
     before: int | None = None,
     limit: int = 100,
     with_body: bool = True,
+    max_bytes: int = MAX_PAGE_BYTES,
 ) -> MessagePage:
     """Return the matching messages after a position, oldest first. With `before`: those before it, newest first."""
     rows = _scan(db, wanted, after, before)
@@ -86,7 +87,7 @@ def list_messages(
     for seq in matching[:limit]:
         items.append(_listed(db, seq, with_body=with_body))
         size += len(items[-1].message.body)
-        if size > MAX_PAGE_BYTES:
+        if size > max_bytes:
             break
     start = after if before is None else before
     if len(items) < len(matching):
@@ -138,6 +139,15 @@ def _listed(db: Db, seq: int, *, with_body: bool) -> ListedMessage:
     row = db.execute(LISTED if with_body else LISTED_WITHOUT_BODY, (seq,)).fetchone()
     *message, state, deliveries = row
     return ListedMessage(message=message_from_row(tuple(message)), state=MessageState(state), deliveries=deliveries)
+
+
+BOUNDS = "SELECT COALESCE((SELECT MIN(seq) FROM messages), 0), COALESCE((SELECT MAX(seq) FROM messages), 0)"
+
+
+def message_bounds(db: Db) -> tuple[int, int]:
+    """Return the positions of the oldest and the newest message; (0, 0) if there is none."""
+    first, last = db.execute(BOUNDS).fetchone()
+    return first, last
 
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -68,6 +68,8 @@ class Batch:
 
     rows: tuple[BroadcastRow, ...]
     end: int
+    pruned_to: int | None = None
+    """Retention has deleted the rows up to this position; None if it has deleted all that are missing."""
 
     @property
     def is_full(self) -> bool:
@@ -129,6 +131,10 @@ class JournalFeed:
 
     async def position(self) -> int:
         return await self.ledger.read(journal.position)
+
+    async def bounds(self) -> tuple[int, int]:
+        """Return the first and the last position; (0, 0) without rows."""
+        return await self.ledger.read(journal.bounds)
 
     async def read_after(self, seq: int, filter_: StreamFilter) -> Batch:
         """Return the next batch of rows after the position `seq`. Rows that do not match may have no events."""

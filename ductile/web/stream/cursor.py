@@ -1,10 +1,11 @@
 """The cursor of one subscriber: start position, filter, next events, and the end of its stream.
 
-Stores only a position: the ledger is the buffer. Authorization is checked again after every reload. Does not know how
-events are sent.
+Stores only a position: the ledger is the buffer. Authorization is checked again after every reload. Its feed reads the
+journal, or the messages of the exchange. Does not know how events are sent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import trio
 from attrs import define
@@ -13,12 +14,12 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.errors import did_you_mean
 from ductile.core.hub import CONFIGURATION, Hint
-from ductile.ledger.tables import journal
 from ductile.web.auth.auth import EVENTS_WITH_PAYLOAD
 from ductile.web.context import RECHECK_INTERVAL, AppContext, BadRequest
 from ductile.web.messages import Request, Response
 from ductile.web.stream.broadcast import (
     Batch,
+    BroadcastRow,
     Frame,
     JournalFeed,
     StreamFilter,
@@ -46,13 +47,29 @@ class StreamEnded(Exception):
         self.code, self.reason = code, reason
 
 
+class RowSelection(Protocol):
+    """Selects the events of a subscriber."""
+
+    def select(self, row: BroadcastRow) -> Iterable[Frame]: ...
+
+
+class Feed(Protocol):
+    """What a cursor reads: rows in the order of their positions."""
+
+    async def position(self) -> int: ...
+
+    async def bounds(self) -> tuple[int, int]: ...
+
+    async def read_after(self, seq: int, filter_: Any, /) -> Batch: ...
+
+
 @define(eq=False)
 class StreamCursor:
-    """The position of one subscriber in the journal."""
+    """The position of one subscriber in a feed."""
 
     ctx: AppContext
-    feed: JournalFeed
-    filter: StreamFilter
+    feed: Feed
+    filter: RowSelection
     authorize: Callable[[], Request | Response]
     """Authorize the request again."""
     request: Request
@@ -120,14 +137,18 @@ class StreamCursor:
         """Return the matching events of the batch, and advance the position past it."""
         frames: list[Frame] = []
         for row in batch.rows:
-            if row.seq > self.position + 1:
-                frames.append(self.gap(row.seq - 1))
+            frames.extend(self._skip_to(row.seq - 1, batch))
             frames.extend(self.filter.select(row))
             self.position = row.seq
-        if batch.end > self.position:
-            frames.append(self.gap(batch.end))
-            self.position = batch.end
+        frames.extend(self._skip_to(batch.end, batch))
         return frames
+
+    def _skip_to(self, position: int, batch: Batch) -> Iterable[Frame]:
+        """Advance past rows that the batch does not have. Yield the event that marks those that were pruned."""
+        pruned_to = position if batch.pruned_to is None else min(batch.pruned_to, position)
+        if pruned_to > self.position:
+            yield self.gap(pruned_to)
+        self.position = max(self.position, position)
 
 
 async def open_cursor(
@@ -135,7 +156,7 @@ async def open_cursor(
 ) -> StreamCursor:
     """Open a cursor with the filter and position of the request. Raises BadRequest."""
     filter_ = read_filter(request)
-    return StreamCursor(ctx, feed, filter_, authorize, request, await _read_position(ctx, feed, request))
+    return StreamCursor(ctx, feed, filter_, authorize, request, await read_position(ctx, feed, request))
 
 
 def read_filter(request: Request) -> StreamFilter:
@@ -156,7 +177,7 @@ def read_filter(request: Request) -> StreamFilter:
     )
 
 
-async def _read_position(ctx: AppContext, feed: JournalFeed, request: Request) -> int:
+async def read_position(ctx: AppContext, feed: Feed, request: Request) -> int:
     """Return the position to start after: that of the request, or the newest."""
     since, last = request.argument("since"), request.header("last-event-id")
     name, text = ("since", since) if last is None else ("Last-Event-ID", last)
@@ -173,6 +194,6 @@ async def _read_position(ctx: AppContext, feed: JournalFeed, request: Request) -
         # A position of another ledger, or from before a restore. An error would make the client retry forever.
         return end
     if position == 0:
-        first, _ = await ctx.ledger.read(journal.bounds)
+        first, _ = await feed.bounds()
         return first - 1 if first else end
     return position

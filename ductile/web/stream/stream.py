@@ -1,11 +1,11 @@
-"""The event stream over SSE and WebSocket: its routes, encodings and limit of subscribers.
+"""Streams over SSE and WebSocket: routes, encodings, limit of subscribers; and the routes of the event stream.
 
 A slow or disconnected client does not affect others and can resume at its position. The cursor selects the events.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import trio
 
@@ -26,6 +26,7 @@ RECONNECT_MILLISECONDS = 1000
 CHUNK_BYTES = 32 * 1024
 STREAM_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"), *SAFE_HEADERS)
 
+SINCE = Argument("since", Count, "Start after this position; 0 starts at the oldest event")
 QUERY = (
     Argument(
         "kind",
@@ -35,8 +36,10 @@ QUERY = (
     Argument("plugin", str, "Only events of this plugin"),
     Argument("job", str, "Only events of this job"),
     Argument("tree", str, "Only events of the tree of this root job"),
-    Argument("since", Count, "Start after this position; 0 starts at the oldest event"),
+    SINCE,
 )
+OpenCursor: TypeAlias = Callable[[Request, Callable[[], Request | Response]], Awaitable[StreamCursor]]
+"""Opens the cursor of a request, given the function that authorizes the request again."""
 
 
 class TooManyStreams(DuctileError):
@@ -47,43 +50,58 @@ class TooManyStreams(DuctileError):
 
 
 def routes(ctx: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
-    """Return the SSE and WebSocket routes."""
-    feed = JournalFeed(ctx.ledger)
+    """Return the routes of the event stream."""
+    open_events = partial(open_cursor, ctx, JournalFeed(ctx.ledger))
+    return stream_routes(ctx, authorize, open_events, path="/events", scope=EVENTS, what="events", query=QUERY)
+
+
+def stream_routes(
+    ctx: AppContext,
+    authorize: Authorize,
+    open_: OpenCursor,
+    *,
+    path: str,
+    scope: str,
+    what: str,
+    query: tuple[Argument, ...],
+    group: str = "events",
+) -> Iterable[AnyRoute]:
+    """Return the SSE route at `path` and the WebSocket route below it."""
 
     async def stream_events(request: Request) -> Response:
-        cursor = await open_cursor(ctx, feed, request, partial(authorize, sse, request))
+        cursor = await open_(request, partial(authorize, sse, request))
         _require_free(ctx, request.peer)
         body = _sse_body(cursor, request.peer)
         return Response(headers=STREAM_HEADERS, body=body, until=cursor.wait_until_ended)
 
     async def serve_websocket(request: Request, websocket: WebSocket) -> None:
-        cursor = await open_cursor(ctx, feed, request, partial(authorize, socket, request))
+        cursor = await open_(request, partial(authorize, socket, request))
         _require_free(ctx, request.peer)
         with ctx.held.hold(request.peer):
             await _serve_websocket(cursor, websocket)
 
     sse = Route(
         method="GET",
-        path="/events",
+        path=path,
         handler=stream_events,
-        scope=EVENTS,
-        summary="Stream events as server-sent events",
-        group="events",
-        query=QUERY,
+        scope=scope,
+        summary=f"Stream {what} as server-sent events",
+        group=group,
+        query=query,
         headers=(Header("last-event-id", Count, "Resume after this event; overrides `since`"),),
         responses={200: Annotated[str, "Events, each with `id`, `event` and `data`"]},
         media_type="text/event-stream",
         waits=True,
     )
     socket = WebSocketRoute(
-        path="/events/ws",
+        path=f"{path}/ws",
         handler=serve_websocket,
-        scope=EVENTS,
-        summary="Stream events over a WebSocket",
-        group="events",
-        query=QUERY,
+        scope=scope,
+        summary=f"Stream {what} over a WebSocket",
+        group=group,
+        query=query,
     )
-    yield from (sse, socket)
+    return sse, socket
 
 
 def _require_free(ctx: AppContext, peer: str) -> None:
