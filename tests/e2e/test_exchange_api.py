@@ -1,14 +1,11 @@
-"""The exchange of a running service over HTTP: publish, claim, end, wait, drain, restart, scopes."""
+"""The exchange of a running service over HTTP: publish, claim, end, wait, read, operate."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from typing import Any
-from urllib.request import Request, urlopen
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.service import TOKEN, Home, Service, Start, poll_until
+from tests.e2e.exchange_client import act, claim, get, publish, waiting_count, waiting_workers
+from tests.e2e.service import Home, Service, Start, poll_until
 
 OTHER = "another-token-0123456789abcdef"
 OTHER_TOKEN = f'      - {{name: other, token: {OTHER}, scopes: ["exchange:rw"]}}\n'
@@ -17,29 +14,6 @@ OTHER_TOKEN = f'      - {{name: other, token: {OTHER}, scopes: ["exchange:rw"]}}
 @pytest.fixture
 def service(start: Start) -> Service:
     return start()
-
-
-def publish(service: Service, topic: str = "review.request", body: str = "please", **fields: Any) -> dict[str, Any]:
-    status, published = service.ask("POST", "/exchange/messages", {"topic": topic, "body": body, **fields})
-    assert status == 201, published
-    return dict(published)
-
-
-def claim(service: Service, topic: str = "review.request", **fields: Any) -> list[dict[str, Any]]:
-    status, answer = service.ask("POST", "/exchange/claims", {"topic": topic, "worker_group": "tests", **fields})
-    assert status == 200, answer
-    return list(answer["claims"])
-
-
-def act(service: Service, claim_id: str, verb: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    return service.ask("POST", f"/exchange/claims/{claim_id}/{verb}", fields)
-
-
-@contextmanager
-def waiting_workers(service: Service, count: int, topic: str = "review.request") -> Iterator[list[Future[Any]]]:
-    """Start workers that wait for a message, each over its own connection."""
-    with ThreadPoolExecutor(count) as pool:
-        yield [pool.submit(claim, service, topic, wait="30s") for _ in range(count)]
 
 
 def test_a_message_is_published_claimed_and_completed_with_a_follow_up(service: Service, home: Home) -> None:
@@ -71,13 +45,6 @@ def test_a_waiting_claim_ends_when_a_message_is_published(service: Service) -> N
         assert {worker.result()[0]["message_id"] for worker in workers if worker.done()} == ids
         last = publish(service)["message_id"]
         assert last in {worker.result()[0]["message_id"] for worker in workers}
-
-
-def waiting_count(service: Service) -> int:
-    """Return how many workers wait, as the metrics report it."""
-    with closing(urlopen(Request(f"{service.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}))) as answer:
-        (line,) = [line for line in answer if line.startswith(b"ductile_exchange_waiting_workers ")]
-    return int(line.split()[1])
 
 
 def test_an_end_after_the_lease_is_refused_and_journalled(service: Service, home: Home) -> None:
@@ -153,12 +120,6 @@ def test_a_dry_run_reports_errors_and_stores_nothing(service: Service, home: Hom
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def get(service: Service, path: str, **options: Any) -> Any:
-    status, answer = service.ask("GET", f"/exchange/{path}", **options)
-    assert status == 200, answer
-    return answer
 
 
 def test_a_list_selects_and_pages_messages_in_the_order_of_publishing(service: Service) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
-from ductile.core.errors import DuctileError, did_you_mean
+from ductile.core.errors import DuctileError, Unreadable, did_you_mean
+from ductile.core.formats import strict_json
 from ductile.core.instance.threads import run_in_thread_if_large
-from ductile.core.message import MAX_METADATA_DEPTH
+from ductile.core.message import MAX_METADATA_DEPTH, BodyNotText
 from ductile.core.units import parse_duration
-from ductile.web.context import AppContext, BadRequest, read_object
+from ductile.web.context import AppContext, BadRequest
 from ductile.web.messages import Request, Response
 from ductile.web.routing import MIB, Handler
 
@@ -63,11 +64,28 @@ async def read_members(request: Request, known: Collection[str]) -> dict[str, An
     """Return the members of the body, an object, without those that are null. Raises BadRequest for unknown members."""
     if not request.body.strip():
         return {}
-    hint = f"Members: {', '.join(sorted(known))}."
-    read = partial(read_object, request, hint=hint, max_depth=BODY_DEPTH)
-    members = await run_in_thread_if_large(read, len(request.body))
+    members = await run_in_thread_if_large(partial(_parse, request, known), len(request.body))
     require_known(members, known)
     return {name: value for name, value in members.items() if value is not None}
+
+
+def _parse(request: Request, known: Collection[str]) -> dict[str, Any]:
+    """Return the JSON object in the body. Raises BodyNotText if a text in it is not UTF-8, and BadRequest."""
+    try:
+        parsed = strict_json.parse(request.body, source="body", max_depth=BODY_DEPTH)
+    except Unreadable as error:
+        if isinstance(error.__cause__, UnicodeError):
+            raise BodyNotText(f"the request is not UTF-8: {error.reason}") from error
+        raise BadRequest(f"the body is not JSON: {error.reason}", hint=_members_hint(known)) from error
+    if parsed.replaced:
+        raise BodyNotText("the request has a text with lone surrogates")
+    if not isinstance(parsed.value, dict):
+        raise BadRequest("the body must be a JSON object", hint=_members_hint(known))
+    return parsed.value
+
+
+def _members_hint(known: Collection[str]) -> str:
+    return f"Members: {', '.join(sorted(known))}."
 
 
 def require_known(members: dict[str, Any], known: Collection[str]) -> None:
@@ -75,7 +93,7 @@ def require_known(members: dict[str, Any], known: Collection[str]) -> None:
     unknown = next((name for name in members if name not in known), None)
     if unknown is not None:
         close = did_you_mean(unknown[:80], known)
-        raise BadRequest(f"unknown member {unknown[:80]!r}{close}", hint=f"Members: {', '.join(sorted(known))}.")
+        raise BadRequest(f"unknown member {unknown[:80]!r}{close}", hint=_members_hint(known))
 
 
 def read_seconds(name: str, value: object) -> float:
