@@ -195,6 +195,8 @@ class Claim:
     worker_instance_id: str
     claimed_at: datetime
     lease_until: datetime | None
+    lease: timedelta | None
+    """The length of the lease, from the claim or its last extension."""
     status: ClaimStatus
     completed_at: datetime | None
     delivery: int

@@ -35,7 +35,6 @@ from ductile.ledger.exchange import finish
 from ductile.ledger.exchange.claim import ClaimedMessage, Worker, active_claims, claim_messages
 from ductile.ledger.exchange.finish import Ended, LostClaim, Returned
 from ductile.ledger.exchange.publish import Published, publish
-from ductile.ledger.exchange.rows import require_claim
 from ductile.ledger.exchange.waiting_steps import waiting_steps
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
@@ -267,14 +266,13 @@ class MessageExchange:
     async def extend(self, claim_id: str, *, lease: timedelta | None, actor: str) -> Claim:
         """Begin the lease again; return when that is durable. Raises ClaimLost or ClaimUnknown.
 
-        Without `lease`, it is as long as before; after a restart of the service, as long as the rules of the topic say.
+        Without `lease`, it is as long as before.
         """
 
         def extend(db: Db, claim_id: str, *, now: datetime) -> Claim | LostClaim:
-            span = lease or self.leases.length(claim_id) or self.rules(require_claim(db, claim_id).topic).lease
-            result = finish.extend(db, claim_id, lease=span, now=now, actor=actor)
-            if isinstance(result, Claim):
-                self.leases.start(claim_id, span, clock=self.clock.monotonic())
+            result = finish.extend(db, claim_id, lease=lease, now=now, actor=actor)
+            if isinstance(result, Claim) and result.lease is not None:
+                self.leases.start(claim_id, result.lease, clock=self.clock.monotonic())
             return result
 
         return _held(await self._change(claim_id, extend, lambda _claim: None))

@@ -447,8 +447,8 @@ CREATE INDEX deliveries_delayed ON deliveries (available_at) WHERE available_at 
 CREATE INDEX deliveries_delayed_since ON deliveries (delayed_at) WHERE available_at IS NOT NULL AND waits = 0;
 CREATE INDEX deliveries_keys ON deliveries (topic, ordering_key, seq) WHERE ordering_key IS NOT NULL;
 
--- The id of a claim is its fencing token. The deadline of a lease is in the memory of the service; lease_until is for
--- people and for a restart. A claim of a consumer has none: it ends with the run of job_id.
+-- The id of a claim is its fencing token. The deadline of a lease is in the memory of the service; lease_until and
+-- lease_seconds are for people and for a restart. A claim of a consumer has none: it ends with the run of job_id.
 CREATE TABLE claims (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -458,6 +458,7 @@ CREATE TABLE claims (
     worker_instance_id TEXT NOT NULL,
     claimed_at TEXT NOT NULL,
     lease_until TEXT,
+    lease_seconds REAL,
     status TEXT NOT NULL
         CHECK (status IN ('active', 'completed') OR status IN ('failed', 'timed_out')
                OR status IN ('expired', 'released')),

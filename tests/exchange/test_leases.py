@@ -1,57 +1,52 @@
-"""The deadlines of claims, on the monotonic clock."""
+"""The deadlines of claims after a restart of the service."""
 
 from datetime import UTC, datetime, timedelta
-from math import inf
 
-from ductile.core.message import MAX_LEASE, Claim, ClaimStatus
+from ductile.core.message import RESTART_LEASE, Claim, ClaimStatus
 from ductile.exchange.leases import Leases
 
-NOW = datetime(2026, 11, 19, tzinfo=UTC)
+CLAIMED_AT = datetime(2026, 11, 19, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
 
 
-def claim(claim_id: str, lease_until: datetime) -> Claim:
-    return Claim(
-        id=claim_id,
+def seconds_left(*, lease: timedelta, extended_after: timedelta = timedelta(), now: datetime) -> float | None:
+    """Return what a claim has left after a restart at this wall time."""
+    claim = Claim(
+        id="c",
         message_id="m",
-        topic="a.b",
-        worker_group="w",
-        worker_instance_id="w",
-        claimed_at=NOW,
-        lease_until=lease_until,
+        topic="t",
+        worker_group="g",
+        worker_instance_id="i",
+        claimed_at=CLAIMED_AT,
+        lease_until=CLAIMED_AT + extended_after + lease,
+        lease=lease,
         status=ClaimStatus.ACTIVE,
         completed_at=None,
         delivery=1,
-        extensions=0,
+        extensions=1,
         reason=None,
         follow_up_id=None,
         job_id=None,
-        claimed_by="token:t",
+        claimed_by="token:w",
     )
-
-
-def test_a_lease_is_over_at_its_deadline_unless_it_began_again() -> None:
     leases = Leases()
-    leases.start("a", timedelta(seconds=2), clock=100)
-    leases.start("b", timedelta(seconds=1), clock=100)
-    assert leases.next_deadline() == 101
-    assert leases.over(clock=102) == ["b", "a"]
-    leases.start("b", timedelta(seconds=5), clock=101)
-    assert (leases.over(clock=102), leases.is_over("b", clock=102), leases.seconds_left("b", clock=102)) == (
-        ["a"],
-        False,
-        4,
-    )
-    leases.end("a")
-    leases.end("b")
-    assert (leases.next_deadline(), leases.over(clock=1000), leases.seconds_left("a", clock=0)) == (inf, [], None)
+    leases.restore([claim], now=now, clock=100.0)
+    return leases.seconds_left("c", clock=100.0)
 
 
-def test_after_a_restart_a_claim_has_what_was_left_within_limits() -> None:
-    """At least 10 s, so that workers can come back; at most 12 h, because the clock can be wrong."""
-    leases = Leases()
-    ends = {"over": -3600, "short": 2, "long": 3600, "clock set back": 10**6}
-    claims = [claim(name, NOW + timedelta(seconds=seconds)) for name, seconds in ends.items()]
-    leases.restore(claims, now=NOW, clock=50)
-    left = {name: leases.seconds_left(name, clock=50) for name in ends}
-    assert left == {"over": 10, "short": 10, "long": 3600, "clock set back": MAX_LEASE.total_seconds()}
-    assert leases.length("long") is None
+def test_after_a_restart_a_claim_has_what_was_left_of_its_lease() -> None:
+    assert seconds_left(lease=MINUTE, now=CLAIMED_AT + timedelta(seconds=20)) == 40
+
+
+def test_after_a_restart_a_claim_has_at_least_ten_seconds() -> None:
+    """The outage of the service is not the fault of the worker, also if the clock was set ahead."""
+    for outage in (timedelta(seconds=59), MINUTE, timedelta(hours=1)):
+        assert seconds_left(lease=MINUTE, now=CLAIMED_AT + outage) == RESTART_LEASE.total_seconds()
+    assert seconds_left(lease=timedelta(seconds=2), now=CLAIMED_AT) == RESTART_LEASE.total_seconds()
+
+
+def test_a_clock_that_is_set_back_makes_no_lease_longer() -> None:
+    """The message of a lost worker would wait for hours."""
+    for back in (timedelta(seconds=1), timedelta(hours=1), timedelta(days=400)):
+        assert seconds_left(lease=MINUTE, now=CLAIMED_AT - back) == 60
+        assert seconds_left(lease=MINUTE, extended_after=timedelta(hours=3), now=CLAIMED_AT - back) == 60

@@ -88,9 +88,9 @@ TAKE = """
 """
 MESSAGE_AT = f"SELECT {MESSAGE_COLUMNS} FROM messages AS message WHERE seq = ?"
 INSERT_CLAIM = """
-    INSERT INTO claims (id, message_id, topic, worker_group, worker_instance_id, claimed_at, lease_until, status,
-                        delivery, claimed_by)
-    VALUES (?, ?, ?, ?, ?, ?, ?, 'active', ?, ?)
+    INSERT INTO claims (id, message_id, topic, worker_group, worker_instance_id, claimed_at, lease_until, lease_seconds,
+                        status, delivery, claimed_by)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'active', ?, ?)
 """
 
 
@@ -101,7 +101,9 @@ def _claim(
     message = message_from_row(db.execute(MESSAGE_AT, (seq,)).fetchone())
     lease_until = now + lease if lease is not None else None
     about = (claim_id, message.id, message.topic, worker.group, worker.instance_id)
-    db.execute(INSERT_CLAIM, (*about, to_text(now), to_text_or_none(lease_until), delivery, worker.actor))
+    seconds = lease.total_seconds() if lease is not None else None
+    times = (to_text(now), to_text_or_none(lease_until), seconds)
+    db.execute(INSERT_CLAIM, (*about, *times, delivery, worker.actor))
     claim = Claim(
         id=claim_id,
         message_id=message.id,
@@ -110,6 +112,7 @@ def _claim(
         worker_instance_id=worker.instance_id,
         claimed_at=now,
         lease_until=lease_until,
+        lease=lease,
         status=ClaimStatus.ACTIVE,
         completed_at=None,
         delivery=delivery,

@@ -185,16 +185,20 @@ def expire_claims(db: Db, claim_ids: Iterable[str], *, now: datetime, rules: Rul
     ]
 
 
-EXTEND = "UPDATE claims SET lease_until = ?, extensions = extensions + 1 WHERE id = ? AND status = 'active'"
+EXTEND = """
+    UPDATE claims SET lease_until = ?, lease_seconds = ?, extensions = extensions + 1 WHERE id = ? AND status = 'active'
+"""
 
 
-def extend(db: Db, claim_id: str, *, lease: timedelta, now: datetime, actor: str) -> Claim | LostClaim:
-    """Store the new end of the lease, counted from now. Raises ClaimUnknown as `end` does."""
+def extend(db: Db, claim_id: str, *, lease: timedelta | None, now: datetime, actor: str) -> Claim | LostClaim:
+    """Begin the lease again, with its length if `lease` is None. Raises ClaimUnknown as `end` does."""
     claim = _own_claim(db, claim_id, actor)
-    until = now + lease
-    if db.execute(EXTEND, (to_text(until), claim_id)).rowcount == 0:
+    length = lease or claim.lease
+    assert length is not None, "the claims of consumers belong to the service"
+    until = now + length
+    if db.execute(EXTEND, (to_text(until), length.total_seconds(), claim_id)).rowcount == 0:
         return _lost(db, claim)
-    return evolve(claim, lease_until=until, extensions=claim.extensions + 1)
+    return evolve(claim, lease_until=until, lease=length, extensions=claim.extensions + 1)
 
 
 def _own_claim(db: Db, claim_id: str, actor: str) -> Claim:

@@ -1,5 +1,6 @@
 """Rows of messages and claims as values, and how to find one. Also the state of a message, as SQL."""
 
+from datetime import timedelta
 from typing import Any
 
 from ductile.core.clock import from_text, from_text_or_none
@@ -27,7 +28,7 @@ MESSAGE_COLUMNS = ", ".join(f"message.{name}" for name in _COLUMNS)
 WITHOUT_BODY = MESSAGE_COLUMNS.replace("message.body", "''")
 """MESSAGE_COLUMNS for lists: a body may have 64 MiB."""
 CLAIM_COLUMNS = """id, message_id, topic, worker_group, worker_instance_id, claimed_at, lease_until, status,
-    completed_at, delivery, extensions, reason, follow_up_id, job_id, claimed_by"""
+    completed_at, delivery, extensions, reason, follow_up_id, job_id, claimed_by, lease_seconds"""
 DELIVERY_STATE = """
     CASE WHEN delivery.claim_id IS NOT NULL THEN 'claimed' WHEN delivery.waits = 1 THEN 'waiting'
          WHEN delivery.available_at IS NOT NULL THEN 'delayed' ELSE 'ready' END
@@ -72,6 +73,7 @@ def claim_from_row(row: tuple[Any, ...]) -> Claim:
         worker_instance_id=row[4],
         claimed_at=from_text(row[5]),
         lease_until=from_text_or_none(row[6]),
+        lease=timedelta(seconds=row[15]) if row[15] is not None else None,
         status=ClaimStatus(row[7]),
         completed_at=from_text_or_none(row[8]),
         delivery=row[9],

@@ -61,6 +61,7 @@ STATEMENTS = (
         worker_instance_id TEXT NOT NULL,
         claimed_at TEXT NOT NULL,
         lease_until TEXT,
+        lease_seconds REAL,
         status TEXT NOT NULL
             CHECK (status IN ('active', 'completed') OR status IN ('failed', 'timed_out')
                    OR status IN ('expired', 'released')),
