@@ -16,6 +16,7 @@ from ductile.core.clock import to_text
 from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.formats import strict_json
 from ductile.core.hub import CONFIGURATION, tree_topic
+from ductile.core.instance.failpoints import failpoint
 from ductile.core.message import Claim, ClaimStatus, FollowUp
 from ductile.core.model import HANDLE, FollowUps, JobStatus, NewJob, Prefinished
 from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
@@ -146,6 +147,7 @@ def _claim_and_start(db: Db, consumer: Consumer, snapshot: Snapshot, ctx: JobCon
     if not claimed:
         return None
     (message,) = claimed
+    failpoint("exchange.consume")
     enqueued = _start(db, first_jobs(consumer, message, snapshot), snapshot, ctx)
     root_id = enqueued[0].root_job_id
     set_job(db, message.claim.id, root_id)

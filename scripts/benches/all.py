@@ -31,6 +31,7 @@ BENCHES = (
     BenchProgram("sync", 20, 6),
     BenchProgram("run", 300, 35),
     BenchProgram("schedule", 60, 18),
+    BenchProgram("exchange", 240, 40),
     BenchProgram("idle", 250, 22),
     BenchProgram("scale", 480, 40),
 )

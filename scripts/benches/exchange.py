@@ -115,7 +115,7 @@ def worker_host(instance: Instance) -> Iterator[None]:
     command = [sys.executable, "-m", "ductile", "exchange", "run", *flags, "--", str(entrypoint_of(instance))]
     with (
         (instance.path / "worker.log").open("wb") as log,
-        subprocess.Popen(command, cwd="/tmp/x5w", stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
     ):
         try:
             with SocketClient.connected(instance) as client:

@@ -16,9 +16,9 @@ from typing import Any
 
 from attrs import fields_dict
 
-from ductile.core.instance.failpoints import NAMES
 from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures import all as all_programs
+from scripts.tortures.failpoints import JOB_FAILPOINTS
 from scripts.tortures.http import torture as http
 from scripts.tortures.lib.fault_library import UnsupportedHost
 from scripts.tortures.lib.instance import stat_fields
@@ -26,7 +26,7 @@ from scripts.tortures.lib.report import print_progress, print_table, summary_tex
 from scripts.tortures.programs import BY_NAME, LENIENCY_HELP, PROGRAMS, Program
 
 UNSUPPORTED, INTERRUPTED = os.EX_NOPERM, 130
-PARTS = {"http": tuple(attack.name for attack in http.ATTACKS), "failpoints": tuple(sorted(NAMES))}
+PARTS = {"http": tuple(attack.name for attack in http.ATTACKS), "failpoints": tuple(sorted(JOB_FAILPOINTS))}
 """Tests whose parts can be selected with `--only`."""
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 

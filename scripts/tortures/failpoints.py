@@ -17,7 +17,7 @@ from ductile.core.instance.failpoints import NAMES
 from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.lib.checker import INVARIANTS, check
 from scripts.tortures.lib.clients import WorkloadClients
-from scripts.tortures.lib.harness import Harness
+from scripts.tortures.lib.harness import EXCHANGE_FAILPOINTS, Harness
 from scripts.tortures.lib.instance import Instance, ServiceProcess, build_plugin_program
 from scripts.tortures.lib.report import print_progress, print_violations
 from scripts.tortures.lib.workload import WorkloadPlugin
@@ -36,6 +36,7 @@ PLUGINS = (
     WorkloadPlugin("brittle", failure_percent=20, timeout="400ms"),
 )
 SLOW = WorkloadPlugin("slow", sleep_ms=1200, weight=5)
+JOB_FAILPOINTS = NAMES - EXCHANGE_FAILPOINTS
 NEEDS_SLOW_PLUGIN = frozenset({"recover.after_first", "process.after_commit"})
 SIGNALS = {
     "drain.started": signal.SIGTERM,
@@ -149,7 +150,7 @@ def wait_for_death(service: ServiceProcess, passage: Passage) -> bool:
 def torture(directory: Path, options: FailpointOptions) -> dict[str, Any]:
     """Run all deaths; return the summary with the number of violations of each invariant."""
     become_subreaper()
-    failpoints, program = sorted(options.only or NAMES), build_plugin_program(directory)
+    failpoints, program = sorted(options.only or JOB_FAILPOINTS), build_plugin_program(directory)
     violations: dict[str, list[str]] = {name: [] for name in (*INVARIANTS, NEVER_REACHED)}
     by_failpoint: dict[str, int] = dict.fromkeys(failpoints, 0)
     for failpoint in failpoints:

@@ -21,13 +21,13 @@ from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.lib.checker import check
 from scripts.tortures.lib.clients import WorkloadClients
 from scripts.tortures.lib.expected_runs import expected_rows_of
-from scripts.tortures.lib.harness import Harness
+from scripts.tortures.lib.harness import EXCHANGE_FAILPOINTS, Harness
 from scripts.tortures.lib.instance import Instance
 from scripts.tortures.lib.report import percentile, print_progress, print_violations, spread
 
 PROGRESS_INTERVAL = 25
 """Cycles between two lines of progress."""
-UNREACHED = frozenset({"drain.started", "prune.half_way"})
+UNREACHED = frozenset({"drain.started", "prune.half_way", *EXCHANGE_FAILPOINTS})
 """Failpoints that this workload does not reach."""
 
 

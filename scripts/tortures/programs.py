@@ -6,6 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from scripts.tortures import clock, disk, eio, failpoints, kill, power, schedule, soak, zoo
+from scripts.tortures.exchange import torture as exchange
 from scripts.tortures.http import torture as http
 from scripts.tortures.reload import torture as reload
 
@@ -157,6 +158,18 @@ PROGRAMS = (
             Number("--jobs-per-second", "jobs_per_second", 10.0, 10.0, 10.0, "root jobs that clients request"),
         ),
         ("reloads", "acknowledged", "jobs"),
+    ),
+    Program(
+        "exchange",
+        "kill -9 of the service and of workers, stopped workers, a clock that is set",
+        exchange.torture,
+        exchange.ExchangeOptions,
+        (
+            Number("--cycles", "cycles", 500, 20, 500, "cycles with one disturbance each"),
+            Number("--messages-per-second", "messages_per_second", 20.0, 20.0, 20.0, "messages that clients publish"),
+        ),
+        ("cycles", "acknowledged", "claims", "disturbances", "ready_seconds"),
+        workers=8,
     ),
     Program(
         "soak",

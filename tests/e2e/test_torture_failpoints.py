@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ductile.core.instance.failpoints import NAMES
-from scripts.tortures.failpoints import Passage, die
+from scripts.tortures.failpoints import JOB_FAILPOINTS, Passage, die
 from scripts.tortures.lib.instance import build_plugin_program
 
 PASSAGES = [
-    *(Passage(name) for name in sorted(NAMES)),
+    *(Passage(name) for name in sorted(JOB_FAILPOINTS)),
     Passage("enqueue.after_insert", 4),  # among the children of one event
     Passage("record.after_status", 5),  # with retries among the completions
     Passage("record.after_children", 6),

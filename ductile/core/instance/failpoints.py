@@ -45,6 +45,7 @@ NAMES = frozenset(
         "exchange.claim",
         "exchange.end",
         "exchange.expire",
+        "exchange.consume",
     }
 )
 

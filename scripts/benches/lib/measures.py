@@ -69,6 +69,16 @@ MEASURES = (
     Measure("idle", "cpu_ms_per_due_job", "20 schedules due in the same minute: processor time per job", "ms"),
     Measure("idle", "busy_cpu_percent", "processor time of the service while jobs run (100 is one core)", "%"),
     Measure("schedule", "start_seconds", "time to start the service with 10,000 schedules", "s"),
+    Measure("exchange", "claim_over_publish", "publish until a waiting worker has the message, over publish alone"),
+    Measure("exchange", "publish_to_claim_ms", "publish until a waiting worker has the message: median", "ms"),
+    Measure("exchange", "reply_over_bare", "request until the reply of a `sh` worker, over a bare run"),
+    Measure(
+        "exchange", "reply_minus_bare_ms", "request until the reply of a `sh` worker: median minus a bare run", "ms"
+    ),
+    Measure("exchange", "handled_per_second", "claim and complete, 8 workers, one message at a time each", "/s"),
+    Measure("exchange", "long_over_short", "the same with a million handled messages, over 1,000"),
+    Measure("exchange", "waiting_cpu_percent", "240 waiting workers: processor", "%"),
+    Measure("exchange", "jobs_over_disabled", "jobs per second with the exchange enabled, over disabled"),
     Measure("scale", "start_seconds", "cold start to a healthy response with a long history", "s"),
     Measure("scale", "drain_by_history", "a backlog with a long history, over the same with none"),
     Measure("scale", "long_queue_long_history", "100,000 queued: jobs per second with a long history over a short one"),

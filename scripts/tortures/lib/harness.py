@@ -13,6 +13,7 @@ from typing import Any
 from attrs import define, field
 
 from ductile.core.clock import to_text
+from ductile.core.instance.failpoints import NAMES
 from scripts.tortures.lib.clients import Acknowledgement
 from scripts.tortures.lib.history import History
 from scripts.tortures.lib.instance import Instance, ServiceProcess, cpu_seconds, start_ticks
@@ -20,6 +21,8 @@ from scripts.tortures.lib.instance import Instance, ServiceProcess, cpu_seconds,
 STALL_SECONDS = 180.0
 """Longer than the backoff of a job that was hit three times; after the fourth time it is dead."""
 MAX_WAIT_FACTOR = 20.0
+EXCHANGE_FAILPOINTS = frozenset(name for name in NAMES if name.startswith("exchange."))
+"""Failpoints that only the workload of the exchange torture reaches."""
 
 
 @define

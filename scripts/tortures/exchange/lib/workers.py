@@ -79,7 +79,6 @@ class Workers:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                cwd="/tmp/x5w",
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **command_environ(self.instance)},
