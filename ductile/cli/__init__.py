@@ -19,6 +19,7 @@ from ductile.cli.base import click_base, output
 NOUNS = {
     "config": "Create, check, edit and seal the configuration.",
     "event": "Send an event, and show what an event led to.",
+    "exchange": "Publish, read, claim and answer messages.",
     "job": "List, inspect, explain, retry, replay and cancel jobs.",
     "pipeline": "List, draw, dry-run, test and run pipelines.",
     "plugin": "List, create, check, test, run and pause plugins.",
@@ -54,7 +55,7 @@ MODULES = {name: f"{name}.group" for name in NOUNS} | {
     "logs": "logs.command",
     "queue": "queue",
     "relay": "relay",
-    "run": "run",
+    "run": "job.run",
     "version": "base.version",
 }
 """Command → its module below `ductile.cli`, if the names differ."""

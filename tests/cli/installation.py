@@ -9,6 +9,7 @@ from attrs import define
 import ductile
 from ductile.cli.webhook.deliveries import post_delivery
 from ductile.web.webhooks.signing import sign_delivery
+from tests.cli.plugboard import make_plugboard
 from tests.e2e.service import Home, Service
 
 ECHO = Path(ductile.__file__).parent.parent / "plugins" / "echo"
@@ -81,6 +82,27 @@ EXAMPLES = {
     "config webhook list": "",
     "event send": "start --dry-run",
     "event why": "{event}",
+    "exchange check": "--conversation-id {message}",
+    "exchange claim": "review.request",
+    "exchange complete": "{claim} done",
+    "exchange extend": "{claim}",
+    "exchange fail": "{claim} broken",
+    "exchange import": "{plugboard} --dry-run",
+    "exchange inspect": "--message {message}",
+    "exchange notify": "--once",
+    "exchange pause": "review.request --dry-run",
+    "exchange publish": "review.request hello",
+    "exchange purge": "review.request --dry-run",
+    "exchange read": "--topic review.*",
+    "exchange release": "{claim}",
+    "exchange reply": "{message} 'looks good'",
+    "exchange request": "review.request --body hello --dry-run",
+    "exchange requeue": "{failed_message} --dry-run",
+    "exchange resume": "review.request --dry-run",
+    "exchange run": "--topic review.request --once -- cat",
+    "exchange serve": "{scratch} --dry-run",
+    "exchange topics": "",
+    "exchange why": "{message}",
     "job cancel": "{queued} --dry-run",
     "job diagnose": "{dead}",
     "job export": "{job} --fixture",
@@ -194,7 +216,12 @@ def make_installation(directory: Path, *, more_tokens: str = "", more_pipelines:
     (directory / "body.json").write_text("{}")
     (directory / "cases.yaml").write_text("cases: [{pipeline: two-steps, payload: {}}]\n")
     (directory / "pipeline.yaml").write_text("{name: third, on: third, steps: [{uses: echo}]}\n")
+    message = publish(service)
     names = {
+        "message": message,
+        "claim": message,
+        "failed_message": fail_message(service),
+        "plugboard": str(make_plugboard(directory / "plugboard.db", {"id": "1", "topic": "a.request", "body": "hi"})),
         "job": job["job_id"],
         "dead": dead["job_id"],
         "queued": service.post("failing"),
@@ -204,3 +231,24 @@ def make_installation(directory: Path, *, more_tokens: str = "", more_pipelines:
         "pipeline": str(directory / "pipeline.yaml"),
     }
     return Installation(home, service, names)
+
+
+def publish(service: Service, topic: str = "other.request") -> str:
+    """Publish a message and return its id."""
+    status, published = service.ask("POST", "/exchange/messages", {"topic": topic, "body": "please"})
+    assert status == 201, published
+    return str(published["message_id"])
+
+
+def claim(service: Service, topic: str) -> str:
+    """Publish a message, claim the oldest one of its topic and return the id of the claim."""
+    publish(service, topic)
+    _, answer = service.ask("POST", "/exchange/claims", {"topic": topic, "worker_group": "tests"})
+    return str(answer["claims"][0]["claim_id"])
+
+
+def fail_message(service: Service) -> str:
+    """Publish a message that a worker fails, and return its id."""
+    status, ended = service.ask("POST", f"/exchange/claims/{claim(service, 'failing.request')}/fail", {})
+    assert status == 200, ended
+    return str(ended["claim"]["message_id"])

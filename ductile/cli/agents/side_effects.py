@@ -13,6 +13,8 @@ KINDS = {
     "changes_ledger": "Replaces or repairs stored data while the service is stopped.",
     "runs_plugins": "Runs plugins, which may have side effects of their own.",
     "tries_plugins": "Runs plugins locally. Records nothing, but the plugins may have side effects.",
+    "publishes": "Publishes a message, which a worker, a plugin or a pipeline may handle.",
+    "handles_messages": "Claims messages and ends claims, as a worker.",
     "sends": "Sends a request to another program or machine.",
     "anything": "Depends on the request.",
 }
@@ -26,6 +28,12 @@ SCOPES: dict[str, str | None] = {
     "GET /breakers": "jobs:ro",
     "GET /config/plan": "system:ro",
     "GET /events/ws": "events:meta:ro",
+    "GET /exchange/conversations/{id}": "exchange:ro",
+    "GET /exchange/messages": "exchange:ro",
+    "GET /exchange/messages/{id}": "exchange:ro",
+    "GET /exchange/messages/{id}/why": "exchange:ro",
+    "GET /exchange/topics": "exchange:ro",
+    "GET /exchange/tracked": "exchange:ro",
     "GET /healthz": None,
     "GET /job-logs": "jobs:logs:ro",
     "GET /job/{id}": "jobs:status:ro",
@@ -42,6 +50,18 @@ SCOPES: dict[str, str | None] = {
     "GET /system/tasks": "system:ro",
     "POST /breaker/{plugin}/reset": "system:rw",
     "POST /event/{type}": "plugin:rw",
+    "POST /exchange/claims": "exchange:*:claim",
+    "POST /exchange/claims/{id}/complete": "exchange:*:claim",
+    "POST /exchange/claims/{id}/extend": "exchange:*:claim",
+    "POST /exchange/claims/{id}/fail": "exchange:*:claim",
+    "POST /exchange/claims/{id}/release": "exchange:*:claim",
+    "POST /exchange/claims/{id}/time_out": "exchange:*:claim",
+    "POST /exchange/messages": "exchange:*:publish",
+    "POST /exchange/messages/{id}/requeue": "exchange:rw",
+    "POST /exchange/topics/{topic}/pause": "exchange:rw",
+    "POST /exchange/topics/{topic}/purge": "exchange:rw",
+    "POST /exchange/topics/{topic}/resume": "exchange:rw",
+    "POST /exchange/tracked/{id}/notified": "exchange:ro",
     "POST /job/{id}/cancel": "jobs:rw",
     "POST /job/{id}/replay": "jobs:rw",
     "POST /job/{id}/retry": "jobs:rw",
@@ -72,8 +92,8 @@ class Effect:
 
     @property
     def is_change(self) -> bool:
-        """False for commands that record nothing: they read, or run plugins locally."""
-        return self.kind not in ("reads", "tries_plugins")
+        """True for commands that record something. A worker that handles messages has no dry run."""
+        return self.kind not in ("reads", "tries_plugins", "handles_messages")
 
     @property
     def scopes(self) -> list[str]:
@@ -83,6 +103,8 @@ class Effect:
 
 _READS, _EDITS, _TRIES = Effect("reads"), Effect("changes_config"), Effect("tries_plugins")
 _JOB, _TREE = "GET /job/{id}", "GET /job/{id}/tree"
+_PUBLISH = "POST /exchange/messages"
+_MESSAGE, _CONVERSATION = "GET /exchange/messages/{id}", "GET /exchange/conversations/{id}"
 
 EFFECTS = {
     "api": Effect("anything"),
@@ -122,6 +144,37 @@ EFFECTS = {
     "config webhook list": _READS,
     "event send": Effect("runs_plugins", ("POST /event/{type}",)),
     "event why": _READS,
+    "exchange check": Effect("reads", (_CONVERSATION,)),
+    "exchange claim": Effect("handles_messages", ("POST /exchange/claims",)),
+    "exchange complete": Effect("handles_messages", ("POST /exchange/claims/{id}/complete",)),
+    "exchange extend": Effect("handles_messages", ("POST /exchange/claims/{id}/extend",)),
+    "exchange fail": Effect("handles_messages", ("POST /exchange/claims/{id}/fail",)),
+    "exchange import": Effect("changes_ledger"),
+    "exchange inspect": Effect("reads", ("GET /exchange/messages", _MESSAGE)),
+    "exchange notify": Effect("handles_messages", ("GET /exchange/tracked", "POST /exchange/tracked/{id}/notified")),
+    "exchange pause": Effect("changes_service", ("POST /exchange/topics/{topic}/pause",)),
+    "exchange publish": Effect("publishes", (_PUBLISH,)),
+    "exchange purge": Effect("changes_service", ("POST /exchange/topics/{topic}/purge",)),
+    "exchange read": Effect("reads", ("GET /exchange/messages",)),
+    "exchange release": Effect("handles_messages", ("POST /exchange/claims/{id}/release",)),
+    "exchange reply": Effect("publishes", (_MESSAGE, _PUBLISH)),
+    "exchange request": Effect("publishes", (_CONVERSATION, _PUBLISH)),
+    "exchange requeue": Effect("changes_service", ("POST /exchange/messages/{id}/requeue",)),
+    "exchange resume": Effect("changes_service", ("POST /exchange/topics/{topic}/resume",)),
+    "exchange run": Effect(
+        "handles_messages",
+        (
+            "POST /exchange/claims",
+            "POST /exchange/claims/{id}/complete",
+            "POST /exchange/claims/{id}/extend",
+            "POST /exchange/claims/{id}/fail",
+            "POST /exchange/claims/{id}/release",
+            "POST /exchange/claims/{id}/time_out",
+        ),
+    ),
+    "exchange serve": Effect("runs_plugins"),
+    "exchange topics": Effect("reads", ("GET /exchange/topics",)),
+    "exchange why": Effect("reads", ("GET /exchange/messages/{id}/why",)),
     "job cancel": Effect("changes_service", ("GET /jobs", "POST /job/{id}/cancel")),
     "job diagnose": _READS,
     "job export": Effect("writes_files"),

@@ -48,7 +48,7 @@ def naming_job(job_id: str, *, is_run: bool = False) -> Iterator[None]:
 
 def wait_for_job(service: Client, job_id: str, seconds: float) -> dict[str, Any]:
     """Return the job when it has ended, or its state after `seconds`."""
-    return _until(
+    return poll_until(
         lambda wait: service.request("GET", f"/job/{job_id}?wait={wait}"), lambda job: not is_open(job), seconds
     )
 
@@ -59,7 +59,7 @@ def wait_for_tree(service: Client, job_id: str, seconds: float) -> list[dict[str
     def poll(wait: str) -> list[dict[str, Any]]:
         return service.request_list("GET", f"/job/{job_id}/tree?wait={wait}")
 
-    return _until(poll, lambda tree: not any(map(is_open, tree)), seconds)
+    return poll_until(poll, lambda tree: not any(map(is_open, tree)), seconds)
 
 
 def is_open(job: dict[str, Any]) -> bool:
@@ -67,7 +67,8 @@ def is_open(job: dict[str, Any]) -> bool:
     return job["status"] in ("queued", "running")
 
 
-def _until(poll: Callable[[str], T], is_done: Callable[[T], bool], seconds: float) -> T:
+def poll_until(poll: Callable[[str], T], is_done: Callable[[T], bool], seconds: float) -> T:
+    """Repeat `poll`, which takes the time to wait, and return its result when it is done or `seconds` have passed."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())

@@ -75,7 +75,8 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def run(command: click.Command, args: list[str]) -> int:
     """Run the command line and return the exit code. Print errors without a traceback."""
-    as_json = "--json" in args or ("--format", "json") in pairwise(args) or "--format=json" in args
+    own = args[: args.index("--")] if "--" in args else args
+    as_json = "--json" in own or ("--format", "json") in pairwise(own) or "--format=json" in own
     stdout = sys.stdout
     try:
         _require_text(args)

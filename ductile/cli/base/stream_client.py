@@ -66,7 +66,7 @@ class Follower:
     async def _connect_and_read(self) -> NoReturn:
         """Read from one connection until it ends."""
         headers = [(name.encode(), value.encode()) for name, value in self.service.authorization.items()]
-        stream, host = await _open(self.service)
+        stream, host = await open_connection(self.service)
         query = urlencode({**self.filters, **({"since": self.position} if self.position is not None else {})})
         try:
             async with stream, trio.open_nursery() as nursery:
@@ -113,8 +113,8 @@ def _event(message: str | bytes) -> Event:
         raise ServiceUnreachable("the response is not the event stream of a Ductile service") from None
 
 
-async def _open(service: Client) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], str]:
-    """Open a connection, with TLS for https, and return it with the host name."""
+async def open_connection(service: Client) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], str]:
+    """Open a connection, with TLS for https, and return it with the host name. Raises Lost."""
     try:
         with trio.fail_after(CONNECT_TIMEOUT_SECONDS):
             if service.url is None:

@@ -55,7 +55,7 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
     Example: ductile system start --config ./my-config
     """
     try:
-        _start(options.selected_config(config_path, config_dir), dry_run=dry_run, as_json=as_json)
+        run_service(options.selected_config(config_path, config_dir), dry_run=dry_run, as_json=as_json)
     except (DuctileError, BaseExceptionGroup) as error:
         if dry_run or not as_json:
             raise
@@ -63,7 +63,8 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
     return 0
 
 
-def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
+def run_service(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
+    """Run the service of this configuration until it is stopped; with `dry_run`, print what a start would use."""
     from ductile import runtime
     from ductile.config.files.sources import find_config
 

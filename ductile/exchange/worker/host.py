@@ -38,13 +38,14 @@ class WorkerHost:
     settings: HostSettings
     report: Callable[[str], None]
     table: ProcessTable = field(factory=ProcessTable)
+    handled: int = 0
+    """The number of messages whose handling has ended."""
     _stopping: trio.Event = field(factory=trio.Event)
     _waiting: trio.CancelScope = field(factory=trio.CancelScope)
     """The scope of the current wait for messages, or for a free place."""
     _running: set[Handling] = field(factory=set)
     _changed: trio.Event = field(factory=trio.Event)
     """Set when a claim has been handled. Replaced by the task that waits for it."""
-    _handled: int = 0
     _start_failures: int = 0
     _retry: Iterator[float] = field(factory=retry_delays)
     _has_answered: bool = False
@@ -97,13 +98,13 @@ class WorkerHost:
 
     def _is_complete(self) -> bool:
         maximum = self.settings.max_messages
-        is_enough = maximum is not None and self._handled + len(self._running) >= maximum
+        is_enough = maximum is not None and self.handled + len(self._running) >= maximum
         return is_enough or self._start_failures >= MAX_START_FAILURES
 
     def _free(self) -> int:
         """Return how many messages can be started now."""
         maximum = self.settings.max_messages
-        left = math.inf if maximum is None else maximum - self._handled - len(self._running)
+        left = math.inf if maximum is None else maximum - self.handled - len(self._running)
         return int(min(self.settings.concurrency - len(self._running), left))
 
     def _idle_left(self, idle_since: float) -> float:
@@ -153,7 +154,7 @@ class WorkerHost:
             self._start_failures = 0 if one.is_started else self._start_failures + 1
         finally:
             self._running.discard(one)
-            self._handled += 1
+            self.handled += 1
             self._changed.set()
 
     async def _finish(self) -> None:
