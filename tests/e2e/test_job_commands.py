@@ -407,7 +407,7 @@ def test_every_skipped_item_of_a_foreach_names_its_own_value(service: Service) -
     switches = [node["job_id"] for node in tree if node["plugin"] == "core.switch"]
     reasons = [ductile_json(service.home, "job", "why", switch)["reasons"][0]["words"] for switch in switches]
 
-    assert ["condition of step each__switch is true" in words for words in reasons] == [False, True, False]
+    assert ["condition of step each is true" in words for words in reasons] == [False, True, False]
     assert [words.rpartition("found ")[2] for words in reasons[::2]] == ["1", "3"]
 
 
