@@ -136,7 +136,7 @@ def _why_lines(view: Mapping[str, Any]) -> Iterator[str]:
     for reason in view["reasons"]:
         yield f"  {reason['words']}"
     for claim in view["claims"]:
-        ended = f" since {format_when(claim['ended_at'])}" if claim["ended_at"] else ""
+        ended = f" {format_when(claim['ended_at'])}" if claim["ended_at"] else ""
         why = f": {claim['reason']}" if claim["reason"] else ""
         who = f"{claim['worker_group']} ({claim['worker_instance_id']})"
         yield f"    delivery {claim['delivery']}  {who}  {state(claim['status'])}{ended}{why}"

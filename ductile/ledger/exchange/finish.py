@@ -91,7 +91,7 @@ class LostClaim:
         }
         if holder:
             context["claimed_by_group"], context["claimed_by_instance"] = holder.worker_group, holder.worker_instance_id
-        return ClaimLost(f"claim {claim.id} is {claim.status} since {ended_at}", context=context)
+        return ClaimLost(f"claim {claim.id} has ended: {claim.status} at {ended_at}", context=context)
 
 
 END_CLAIM = """
