@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import pytest
 
 from ductile.web.auth.auth import Principal, local_principal
-from ductile.web.caller_limits.held_connections import MAX_HELD_PER_PEER, HeldConnections, TooManyWaits
+from ductile.web.caller_limits.held_connections import MAX_HELD, MAX_HELD_PER_PEER, HeldConnections, TooManyWaits
 from ductile.web.context import BadRequest, TooManyCallers, WaitingCallers, read_flag, read_job_id, read_payload
 from ductile.web.messages import Request
-from ductile.web.server.limits import ConnectionLimits
+from ductile.web.server.limits import ConnectionLimits, max_local_connections
 
 
 def make_request(body: bytes = b"", query: Mapping[str, str] | None = None) -> Request:
@@ -102,3 +102,20 @@ def test_streams_and_waits_of_one_address_leave_connections_free() -> None:
             pass
     assert not held.is_full("192.0.2.1")
     assert ConnectionLimits().connections_per_peer > MAX_HELD_PER_PEER
+
+
+def test_programs_on_the_local_socket_do_not_use_up_the_waits_of_others() -> None:
+    """And the reverse. Their own limit leaves connections of the socket free."""
+    held = HeldConnections(max_local=2)
+    local = Request(method="GET", path="/", peer="unix", principal=local_principal(0))
+    with held.wait(local, 1), held.wait(local, 1):
+        with pytest.raises(TooManyWaits), held.wait(local, 1):
+            pass
+        with ExitStack() as slots:
+            for number in range(MAX_HELD):
+                peer = f"192.0.2.{number}"
+                slots.enter_context(held.wait(waiting_request(f"token-{number}", peer), 1))
+            assert held.is_full("192.0.2.200")
+    with held.wait(local, 1):
+        pass
+    assert HeldConnections().max_local < max_local_connections()

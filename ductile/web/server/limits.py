@@ -5,6 +5,7 @@ full. Does not know HTTP: the protocol reports the stage of each request.
 """
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,6 +49,19 @@ class ConnectionLimits:
     def body_timeout(self, received: int) -> float:
         """Return the seconds in which a body must be complete, given the bytes received."""
         return self.body_seconds + self.body_seconds_per_mib * received / MIB
+
+
+MAX_LOCAL_CONNECTIONS = 2_048
+"""Of the unix socket, whose clients are programs of the operator, such as workers that wait for messages."""
+LOCAL_SHARE_OF_FILES = 2
+"""They may have one in this many of the files that the process may open."""
+
+
+def max_local_connections() -> int:
+    """Return how many connections the unix socket accepts: as many as other listeners, or more if the host allows."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    share = MAX_LOCAL_CONNECTIONS if files == resource.RLIM_INFINITY else files // LOCAL_SHARE_OF_FILES
+    return max(ConnectionLimits().connections, min(share, MAX_LOCAL_CONNECTIONS))
 
 
 class ConnectionStage(Enum):
@@ -254,14 +268,14 @@ class ConnectionLimiter:
     """The open connections of one listener."""
 
     def __init__(self, limits: ConnectionLimits, is_trusted_proxy: Callable[[str], bool] = lambda _: False) -> None:
-        self._limits = limits
+        self.limits = limits
         self._is_trusted_proxy = is_trusted_proxy
         self._open: set[GuardedStream] = set()
         self._per_peer: Counter[str] = Counter()
 
     def admit(self, stream: GuardedStream) -> bool:
         """Count this connection, evicting another if necessary. Returns False if none can be evicted."""
-        peer, limits = stream.peer, self._limits
+        peer, limits = stream.peer, self.limits
         is_over_peer_limit = self._per_peer[peer] >= limits.connections_per_peer and not self._is_exempt(peer)
         if is_over_peer_limit or len(self._open) >= limits.connections:
             candidates = (other for other in self._open if other.peer == peer) if is_over_peer_limit else self._open
@@ -299,7 +313,7 @@ class ConnectionLimiter:
         lag = stream.lag(trio.current_time())
         is_unused = (
             stream.stage in (ConnectionStage.IDLE, ConnectionStage.CLOSING)
-            and lag >= self._limits.idle_yields_after_seconds
+            and lag >= self.limits.idle_yields_after_seconds
         )
         return not is_unused, -lag
 

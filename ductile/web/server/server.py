@@ -16,7 +16,13 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from ductile.web.server.app import App
 from ductile.web.server.connection import HttpConnection, ServerContext, make_hypercorn_config
-from ductile.web.server.limits import LOCAL_PEER, ConnectionLimiter, ConnectionLimits, GuardedStream
+from ductile.web.server.limits import (
+    LOCAL_PEER,
+    ConnectionLimiter,
+    ConnectionLimits,
+    GuardedStream,
+    max_local_connections,
+)
 from ductile.web.server.listeners import Listener
 from ductile.web.server.site import Site
 
@@ -40,9 +46,11 @@ async def serve(
     """Serve `site` on every listener until `stopping`, then drain: close listeners and idle connections at once, and
     give requests in progress `grace_seconds`. Reports the addresses when it accepts connections.
     """
-    limits = limits or ConnectionLimits()
     hosting = ServerContext(site, ASGIWrapper(cast(Any, App(site))), make_hypercorn_config(), WorkerContext(None))
-    limiters = [ConnectionLimiter(limits, lambda peer: site.trusted_proxies().includes(peer)) for _ in listeners]
+    limiters = [
+        ConnectionLimiter(_limits_of(each, limits), lambda peer: site.trusted_proxies().includes(peer))
+        for each in listeners
+    ]
     try:
         async with trio.open_nursery() as serving:
             serving.start_soon(_abort_when_cancelled, limiters, name="cancellation watch")
@@ -50,7 +58,7 @@ async def serve(
                 async with trio.open_nursery() as accepting:
                     for listener, limiter in zip(listeners, limiters, strict=True):
                         name = f"listener {listener.address}"
-                        accepting.start_soon(_accept, listener, limiter, hosting, limits, connections, name=name)
+                        accepting.start_soon(_accept, listener, limiter, hosting, connections, name=name)
                     task_status.started(tuple(listener.address for listener in listeners))
                     await stopping.wait()
                     accepting.cancel_scope.cancel()
@@ -63,6 +71,12 @@ async def serve(
     finally:
         for listener in listeners:
             listener.close()
+
+
+def _limits_of(listener: Listener, limits: ConnectionLimits | None) -> ConnectionLimits:
+    if limits is not None or listener.path is None:
+        return limits or ConnectionLimits()
+    return ConnectionLimits(connections=max_local_connections())
 
 
 async def _abort_when_cancelled(limiters: Sequence[ConnectionLimiter]) -> None:
@@ -78,7 +92,6 @@ async def _accept(
     listener: Listener,
     limiter: ConnectionLimiter,
     hosting: ServerContext,
-    limits: ConnectionLimits,
     connections: trio.Nursery,
 ) -> None:
     accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener.sock))
@@ -91,7 +104,7 @@ async def _accept(
             hosting.site.on_fault(error, f"accepting at {listener.address}")
             await trio.sleep(ACCEPT_RETRY_INTERVAL)
         else:
-            guarded = GuardedStream(stream, _peer_of(stream, listener), limits, _uid_of(stream, listener))
+            guarded = GuardedStream(stream, _peer_of(stream, listener), limiter.limits, _uid_of(stream, listener))
             connections.start_soon(_serve_connection, guarded, limiter, hosting, name=f"connection {guarded.peer}")
 
 
