@@ -275,18 +275,22 @@ class MessageExchange:
                 self.leases.start(claim_id, result.lease, clock=self.clock.monotonic())
             return result
 
-        return _held(await self._change(claim_id, extend, lambda _claim: None))
+        claim = await self._change(claim_id, extend, self._announce_extension)
+        return _held(claim)
 
     async def expire(self) -> None:
         """Expire the claims whose lease is over."""
 
+        over: list[str] = []
+
         def work(db: Db) -> list[Returned]:
-            over = self.leases.over(clock=self.clock.monotonic())  # in the transaction: one may have been extended
-            for claim_id in over:
-                self.leases.end(claim_id)
+            over.extend(self.leases.over(clock=self.clock.monotonic()))  # here, because one may have been extended
             return finish.expire_claims(db, over, now=self.clock.now(), rules=self.rules)
 
-        for returned in await self.ledger.transact(work, wait=False):
+        expired = await self.ledger.transact(work, wait=False)
+        for claim_id in over:
+            self.leases.end(claim_id)
+        for returned in expired:
             self.announce_returned(returned)
 
     async def _change(
@@ -358,6 +362,10 @@ class MessageExchange:
             self.metrics.count_end(returned.claim.topic, returned.claim.status)
             self.announce_messages([returned.dead_letter] if returned.dead_letter else [])
             self.wake(returned.woken)
+
+    def _announce_extension(self, claim: Claim) -> None:
+        if claim.lease is not None:
+            self._note_deadline(claim.lease)
 
     def _note_deadline(self, span: timedelta) -> None:
         self.on_deadline(self.clock.monotonic() + span.total_seconds())

@@ -84,5 +84,10 @@ class ExchangeTimers:
                 await hints.receive()
                 await trio.sleep(RECHECK_INTERVAL)
                 if len(waiters):
-                    for topic in await ledger.read(topics_with_ready_messages):
+                    try:
+                        ready = await ledger.read(topics_with_ready_messages)
+                    except DuctileError as error:
+                        self.log.warn("exchange", f"workers may wait too long: {error}")
+                        continue
+                    for topic in ready:
                         waiters.wake(topic)

@@ -67,6 +67,15 @@ def test_an_extended_claim_does_not_expire(service: Service) -> None:
     assert claim(service, wait="1500ms") == []
 
 
+def test_a_claim_can_be_extended_by_a_shorter_lease(service: Service) -> None:
+    publish(service)
+    (claimed,) = claim(service, lease="1h")
+    with waiting_workers(service, 1) as (worker,):
+        poll_until(lambda: waiting_count(service) == 1)
+        act(service, claimed["claim_id"], "extend", lease=1)
+        assert worker.result(timeout=10)[0]["message_id"] == claimed["message_id"]
+
+
 def test_a_released_message_comes_back_first_and_uncounted_if_requested(service: Service) -> None:
     first, _ = publish(service), publish(service)
     (claimed,) = claim(service)

@@ -79,7 +79,7 @@ def test_a_live_claim_survives_a_restart_with_at_least_ten_seconds(start: Start)
     assert 5 < left[short["claim_id"]] <= 10
     assert left[long["claim_id"]] > 3500
     assert act(service, short["claim_id"], "complete", body="after the restart")[0] == 200
-    assert act(service, long["claim_id"], "extend")[1]["lease_seconds"] <= 90
+    assert act(service, long["claim_id"], "extend")[1]["lease_seconds"] > 3590
 
 
 def test_a_worker_that_disconnects_while_it_waits_loses_no_message(start: Start) -> None:
