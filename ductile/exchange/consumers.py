@@ -17,7 +17,7 @@ from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.formats import strict_json
 from ductile.core.hub import CONFIGURATION, tree_topic
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.message import Claim, ClaimStatus, FollowUp
+from ductile.core.message import Claim, ClaimStatus, FollowUp, Message
 from ductile.core.model import HANDLE, FollowUps, JobStatus, NewJob, Prefinished
 from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
 from ductile.exchange.service import MessageExchange
@@ -168,13 +168,15 @@ def _start(db: Db, jobs: FollowUps, snapshot: Snapshot, ctx: JobContext) -> list
 def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) -> FollowUps:
     """Return the first jobs of the run, the root first. A target that cannot run gives a failed root job. Pure."""
     message, routing = claimed.message, snapshot.routing
-    payload = message_payload(claimed)
-    event = Event(message.id, consumer.event or EVENT_TYPE, payload, SUBMITTER, claimed.claim.claimed_at)
+    payload, about = message_payload(message), describe(claimed)
+    kind, at = consumer.event or EVENT_TYPE, claimed.claim.claimed_at
+    event = Event(message.id, kind, payload, SUBMITTER, at, message=about)
+    run: dict[str, Any] = {"submitted_by": SUBMITTER, "baggage": {"message": about}}
     try:
         if consumer.event is not None:
-            return _under_one_root(route_external_event(event, routing, submitted_by=SUBMITTER), event, snapshot)
+            return _under_one_root(route_external_event(event, routing, **run), event, snapshot)
         if consumer.pipeline is not None:
-            return trigger_run_with(snapshot.plans.require(consumer.pipeline), event, routing, submitted_by=SUBMITTER)
+            return trigger_run_with(snapshot.plans.require(consumer.pipeline), event, routing, **run)
     except (TooManyFollowUps, DuctileError) as error:
         return FollowUps(children=(_root(event, snapshot, JobStatus.FAILED, f"the run cannot start: {error}"),))
     if consumer.command == HANDLE:
@@ -194,14 +196,19 @@ def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) 
     return FollowUps(children=(job,))
 
 
-def message_payload(claimed: ClaimedMessage) -> dict[str, Any]:
-    """Return the payload of the run: the body if it is a JSON object, else `body`; and `message` about the message."""
-    message = claimed.message
+def message_payload(message: Message) -> dict[str, Any]:
+    """Return the payload of the run: the body if that is a JSON object, else `body` with the text."""
     try:
-        body = strict_json.loads(message.body)
+        content = strict_json.loads(message.body)
     except DuctileError:
-        body = None
-    about = {
+        content = None
+    return content if isinstance(content, dict) else {"body": message.body}
+
+
+def describe(claimed: ClaimedMessage) -> dict[str, Any]:
+    """Return what the run knows about its message, apart from the body."""
+    message = claimed.message
+    return {
         "id": message.id,
         "topic": message.topic,
         "conversation_id": message.conversation_id,
@@ -211,7 +218,6 @@ def message_payload(claimed: ClaimedMessage) -> dict[str, Any]:
         "metadata": strict_json.loads(message.metadata_json) if message.metadata_json else {},
         "delivery": claimed.claim.delivery,
     }
-    return {**(body if isinstance(body, dict) else {"body": message.body}), "message": about}
 
 
 def _under_one_root(runs: tuple[FollowUps, ...], event: Event, snapshot: Snapshot) -> FollowUps:

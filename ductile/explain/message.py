@@ -184,17 +184,23 @@ def _consumer_reason(facts: MessageFacts, consumer: Mapping[str, Any]) -> Reason
     runs, limit = facts.topic.active_claims, consumer.get("max_open")
     data = {"topic": facts.message.topic, "ahead": facts.ahead, "open_runs": runs, "max_open": limit}
     is_full = isinstance(limit, int) and runs >= min(limit, RECENT_CLAIMS)
-    return Reason(
-        "consumer_full" if is_full else "ready_for_consumer", {**data, "starts": f"{kind} {consumer.get(kind)}"}
-    )
+    is_loaded = consumer.get("is_loaded", True)
+    code = "consumer_unavailable" if not is_loaded else "consumer_full" if is_full else "ready_for_consumer"
+    return Reason(code, {**data, "starts": f"{kind} {consumer.get(kind)}"})
 
 
 def _consumer_of(db: Db, topic: str) -> Mapping[str, Any] | None:
-    """Return the consumer of the topic in the configuration that was loaded last."""
+    """Return the consumer of the topic in the configuration that was loaded last, and whether its plugin was loaded."""
     last = snapshots.newest(db)
     section = load_stored_object(last.sanitized_config if last else None).get("exchange") or {}
     consumers = section.get("consumers") or () if section.get("enabled", True) else ()
-    return next((one for one in consumers if one.get("topic") == topic), None)
+    consumer = next((one for one in consumers if one.get("topic") == topic), None)
+    if consumer is None or not consumer.get("plugin"):
+        return consumer
+    return {
+        **consumer,
+        "is_loaded": consumer["plugin"] in load_stored_object(last.plugin_fingerprints if last else None),
+    }
 
 
 def _place(facts: MessageFacts, waiting_workers: int | None, *, has_workers: bool) -> dict[str, Any]:
@@ -333,6 +339,7 @@ def _next_commands(facts: MessageFacts, reason: Reason) -> list[str]:
         "ready_no_worker": run,
         "ready_behind": ["ductile exchange topics"],
         "consumer_full": ["ductile job list"],
+        "consumer_unavailable": ["ductile config check"],
         "ready_for_consumer": ["ductile config check"],
         "waits_for_key": [f"ductile exchange why {facts.key_holder}"] if facts.key_holder else [],
         "claimed_by_run": [f"ductile job why {reason.data.get('job_id')}"],

@@ -607,6 +607,7 @@ MESSAGES: Mapping[str, Sentence] = {
         f"The consumer of topic {data['topic']} has {_count(data['open_runs'], 'open run')} ({data['starts']}). "
         f"The limit is {data['max_open']} (max_open)."
     ),
+    "consumer_unavailable": "The consumer of topic {topic} starts {starts}, which is not loaded, so messages wait.",
     "ready_for_consumer": "Nothing blocks the message. The consumer of topic {topic} starts {starts} for it.",
     "delayed": _delayed_message,
     "waits_for_key": _waits_for_key,

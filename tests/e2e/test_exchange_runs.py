@@ -20,7 +20,9 @@ exchange:
     - {topic: seen, event: page.seen, success_topic: seen.done, failure_topic: seen.failed}
     - {topic: unseen, event: page.unseen, success_topic: unseen.done, failure_topic: unseen.failed}
 pipelines:
-  - {name: ship, on: ship.wanted, steps: [{id: pack, uses: quick}, {id: label, uses: echo}]}
+  - name: ship
+    on: ship.wanted
+    steps: [{id: pack, uses: quick}, {id: label, uses: echo, with: {topic: "{context.message.topic}"}}]
   - {name: first, on: page.seen, steps: [{id: a, uses: quick}]}
   - {name: second, on: page.seen, steps: [{id: b, uses: quick}, {id: c, uses: quick}]}
   - name: deploy
@@ -86,11 +88,13 @@ def ended(service: Service, job_id: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_message_starts_a_plugin_whose_result_is_the_reply(service: Service, home: Home) -> None:
-    request = publish(service, "count.request", '{"words": 3}', producer="ada", metadata={"lang": "en"})
+    request = publish(
+        service, "count.request", '{"words": 3, "message": "mine"}', producer="ada", metadata={"lang": "en"}
+    )
     reply = reply_to(home, request)
-    payload = json.loads(reply["body"])
-    assert (reply["topic"], payload["words"]) == ("count.done", 3)
-    about = payload["message"]
+    assert (reply["topic"], json.loads(reply["body"])) == ("count.done", {"message": "mine", "words": 3})
+    (job,) = home.rows("SELECT payload FROM job_queue WHERE submitted_by = 'exchange'")
+    about = json.loads(job["payload"])["message"]
     assert (about["id"], about["topic"], about["producer"], about["metadata"]) == (
         request,
         "count.request",
@@ -111,7 +115,8 @@ def test_a_failed_run_publishes_its_error_on_the_failure_topic(service: Service,
 
 def test_a_message_starts_a_pipeline_and_its_last_result_is_the_reply(service: Service, home: Home) -> None:
     reply = reply_to(home, publish(service, "ship.request", '{"box": 7}'))
-    assert (reply["topic"], json.loads(reply["body"])["box"]) == ("ship.done", 7)
+    body = json.loads(reply["body"])
+    assert (reply["topic"], body["box"], body["topic"]) == ("ship.done", 7, "ship.request")
 
 
 def test_an_event_consumer_waits_for_every_pipeline_it_starts(service: Service, home: Home) -> None:

@@ -92,6 +92,24 @@ def test_a_message_of_a_consumer_waits_for_its_open_runs(exchange: ExchangeDrive
     assert (reason.code, reason.data["open_runs"], reason.data["max_open"]) == ("consumer_full", 1, 1)
 
 
+def test_a_message_of_a_consumer_whose_plugin_is_not_loaded_waits_for_it(exchange: ExchangeDriver, path: Path) -> None:
+    config = strict_json.dumps({"exchange": {"consumers": [{"topic": TOPIC, "plugin": "counter"}]}})
+    for number, plugins in enumerate(("{}", '{"counter": {}}')):
+        loaded = StoredSnapshot(
+            id=f"cfg_{number}",
+            config_hash="a",
+            loaded_at=exchange.advance(seconds=1),
+            reason="reload",
+            sanitized_config=config,
+            plugin_fingerprints=plugins,
+        )
+        with transaction(exchange.db):
+            snapshots.put(exchange.db, loaded)
+        message = exchange.publish()
+        expected = "ready_for_consumer" if "counter" in plugins else "consumer_unavailable"
+        assert the_reason(explain(exchange, path, message)).code == expected
+
+
 def test_a_message_behind_others_has_its_place_and_an_estimate(exchange: ExchangeDriver, path: Path) -> None:
     messages = [exchange.publish() for _ in range(5)]
     for _ in range(2):

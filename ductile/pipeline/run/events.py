@@ -31,6 +31,8 @@ class Event:
     at: datetime
     dedupe_key: str | None = None
     headers: Mapping[str, str] | None = None
+    message: Mapping[str, Any] | None = None
+    """What a consumer of the exchange knows about the message of the event, apart from its body."""
 
     @property
     def is_internal(self) -> bool:
@@ -49,6 +51,8 @@ class Event:
             content["dedupe_key"] = self.dedupe_key
         if self.headers:
             content["headers"] = dict(self.headers)
+        if self.message:
+            content["message"] = dict(self.message)
         return strict_json.dumps(content)
 
 

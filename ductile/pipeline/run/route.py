@@ -285,8 +285,7 @@ def _with_upstream(event: Event, job: Job) -> Event:
         source["ductile_upstream_pipeline"] = job.pipeline
     if job.step_id is not None:
         source["ductile_upstream_step_id"] = job.step_id
-    payload = {**event.payload, **source}
-    return Event(event.id, event.type, payload, event.source, event.at, event.dedupe_key, event.headers)
+    return evolve(event, payload={**event.payload, **source})
 
 
 def _route_job(event: Event, job: Job, index: int, plugin: str, routing: RoutingConfig, execution: Execution) -> NewJob:
