@@ -73,11 +73,7 @@ class ImportCounts:
 def read_plugboard(path: Path) -> Iterator[list[SourceMessage]]:
     """Yield its messages in batches, in the order in which they were stored. Raises NotPlugboard."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
-            db.row_factory = sqlite3.Row
-            for table, name in (("messages", "id"), ("claims", "message_id")):
-                if name not in _columns(db, table):
-                    raise NotPlugboard(f"{path}: there is no table {table} as Plugboard has it")
+        with closing(_open(path)) as db:
             rows = db.execute("SELECT * FROM messages ORDER BY rowid")
             while batch := rows.fetchmany(BATCH):
                 yield [SourceMessage(dict(row), _claims_of(db, row["id"])) for row in batch]
@@ -88,10 +84,25 @@ def read_plugboard(path: Path) -> Iterator[list[SourceMessage]]:
 def count_plugboard(path: Path) -> int:
     """Return the number of its messages. Raises NotPlugboard."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+        with closing(_open(path)) as db:
             return int(db.execute("SELECT COUNT(*) FROM messages").fetchone()[0])
     except sqlite3.Error as error:
         raise NotPlugboard(f"{path}: {error}") from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Open the database for reading. Raises NotPlugboard if its tables are others."""
+    db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    try:
+        db.row_factory = sqlite3.Row
+        for table, name in (("messages", "id"), ("claims", "message_id")):
+            columns = _columns(db, table)
+            if name not in columns or "seq" in columns:  # a ledger of Ductile has the same tables with more columns
+                raise NotPlugboard(f"{path}: there is no table {table} as Plugboard has it")
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _columns(db: sqlite3.Connection, table: str) -> set[str]:
