@@ -92,8 +92,13 @@ class Effect:
 
     @property
     def is_change(self) -> bool:
-        """True for commands that record something. A worker that handles messages has no dry run."""
-        return self.kind not in ("reads", "tries_plugins", "handles_messages")
+        """False for commands that record nothing: they read, or run plugins locally."""
+        return self.kind not in ("reads", "tries_plugins")
+
+    @property
+    def has_dry_run(self) -> bool:
+        """True for changes, except those of a worker: it cannot try to claim a message."""
+        return self.is_change and self.kind != "handles_messages"
 
     @property
     def scopes(self) -> list[str]:

@@ -15,6 +15,7 @@ from ductile.core.errors import DuctileError
 
 SHELLS = ("bash", "fish", "zsh")
 MAX_JOB_SUGGESTIONS = 20
+MAX_MESSAGE_SUGGESTIONS = 100
 
 
 @click.command("completion")
@@ -104,7 +105,36 @@ def _newest_jobs(params: Params) -> list[str]:
         return [job["job_id"] for job in job_list.jobs(db, limit=MAX_JOB_SUGGESTIONS).items]
 
 
+def _messages(params: Params) -> list[Any]:
+    """Return the newest messages of the exchange."""
+    from ductile.cli.base.connect import ledger_path
+    from ductile.ledger.exchange.message_list import NEWEST, list_messages
+    from ductile.ledger.storage.open_file import open_reader
+
+    chosen = options.selected_config(params.get("config_path"), params.get("config_dir"))
+    with open_reader(ledger_path(chosen or options.served_here())) as db:
+        page = list_messages(db, before=NEWEST, limit=MAX_MESSAGE_SUGGESTIONS, with_body=False)
+    return [item.message for item in page.items]
+
+
+def _topics(params: Params) -> list[str]:
+    return sorted({message.topic for message in _messages(params)})
+
+
+def _newest_messages(params: Params) -> list[str]:
+    return [message.id for message in _messages(params)]
+
+
+def _conversations(params: Params) -> list[str]:
+    return list(dict.fromkeys(message.conversation_id for message in _messages(params)))
+
+
 COMPLETIONS: Mapping[str, Callable[[Params], Iterable[str]]] = {
+    "exchange conversation": _conversations,
+    "exchange conversation_id": _conversations,
+    "exchange message_id": _newest_messages,
+    "exchange topic": _topics,
+    "exchange topics": _topics,
     "job_id": _newest_jobs,
     "root": _newest_jobs,
     "plugin": _plugins,

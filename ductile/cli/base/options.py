@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -9,6 +10,8 @@ import click
 
 from ductile.core.errors import UsageInvalid
 
+SERVE_FOLDER = Path(".ductile")
+"""Where `exchange serve` has its configuration and its ledger, in its directory."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_PAGE_SIZE = 200
 
@@ -68,3 +71,14 @@ def selected_config(config_path: Path | None, config_dir: Path | None) -> Path |
     if config_path is not None and config_dir is not None:
         raise UsageInvalid("--config and --config-dir are mutually exclusive")
     return config_path or config_dir
+
+
+def served_here() -> Path | None:
+    """Return `.ductile` of the working directory if it is this user's and no environment variable selects another."""
+    if os.environ.get("DUCTILE_CONFIG_DIR"):
+        return None
+    try:
+        is_own = (SERVE_FOLDER / "config.yaml").stat().st_uid == os.getuid()
+    except OSError:
+        return None
+    return SERVE_FOLDER if is_own else None

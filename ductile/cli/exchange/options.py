@@ -1,16 +1,12 @@
 """The options of every command of the exchange. Their default configuration is `.ductile` in the working directory."""
 
-import os
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ductile.cli.base import options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-SERVE_FOLDER = Path(".ductile")
-"""Where `exchange serve` has its configuration and its ledger."""
 
 
 def config(command: Command) -> Command:
@@ -19,21 +15,10 @@ def config(command: Command) -> Command:
     @wraps(command)
     def run(*args: Any, **params: Any) -> Any:
         if params["config_path"] is None and params["config_dir"] is None:
-            params["config_path"] = served_here()
+            params["config_path"] = options.served_here()
         return command(*args, **params)
 
     return options.config(run)  # type: ignore[return-value]
-
-
-def served_here() -> Path | None:
-    """Return `.ductile` of the working directory if it is this user's and no environment variable selects another."""
-    if os.environ.get("DUCTILE_CONFIG_DIR"):
-        return None
-    try:
-        is_own = (SERVE_FOLDER / "config.yaml").stat().st_uid == os.getuid()
-    except OSError:
-        return None
-    return SERVE_FOLDER if is_own else None
 
 
 def service(command: Command) -> Command:

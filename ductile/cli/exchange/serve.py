@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.exchange.options import SERVE_FOLDER
+from ductile.cli.base.options import SERVE_FOLDER
 from ductile.core.errors import DuctileError
 
 CONFIG = """\

@@ -299,6 +299,22 @@ def test_bash_completes_nouns_actions_flags_and_values(demo: Path, ductile_on_pa
     assert completed("ductile completion ", environ) == ["bash", "fish", "zsh"]
 
 
+def test_bash_completes_topics_messages_and_conversations(
+    demo: Path, run: Run, ductile_on_path: dict[str, str]
+) -> None:
+    environ = ductile_on_path | {"DUCTILE_CONFIG_DIR": str(demo)}
+    message_id = run("exchange", "publish", "review.request", "hello", "--config", demo).stdout.strip()
+
+    for line, values in {
+        "publish ": ["review.request"],
+        "claim r": ["review.request"],
+        "read --topic ": ["review.request"],
+        "why ": [message_id],
+        "check --conversation-id ": [message_id],
+    }.items():
+        assert completed(f"ductile exchange {line}", environ) == values, line
+
+
 def test_completion_is_silent_without_a_usable_configuration(ductile_on_path: dict[str, str], tmp_path: Path) -> None:
     environ = ductile_on_path | {"DUCTILE_CONFIG_DIR": str(tmp_path)}
     for text in (None, "plugins: [oh", "plugins: 5\npipelines: {a: 1}\n", "pipelines: [1, {name: [2]}]\n"):

@@ -182,7 +182,7 @@ def test_every_command_has_json_and_verbose_and_every_change_a_dry_run() -> None
         assert effect.kind in KINDS
         assert takes(command, "--json")
         assert takes(command, "-v")
-        assert not effect.is_change or takes(command, "--dry-run")
+        assert not effect.has_dry_run or takes(command, "--dry-run")
 
     assert failures(ACTIONS, check) == []
 
