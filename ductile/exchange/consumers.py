@@ -3,12 +3,13 @@
 A message is claimed in the transaction that starts its run. The claim has no lease: the run is durable, and ends it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from ductile.config.sections.exchange import Consumer
 from ductile.config.snapshot import Snapshot
@@ -51,12 +52,16 @@ class Consumers:
 
     exchange: MessageExchange
     ctx: JobContext
+    _open: Counter[str] = field(factory=Counter)
+    """The open runs of each topic."""
+    _run_ended: trio.Event = field(factory=trio.Event)
+    """Set and replaced when a run ends."""
 
     async def run(self) -> None:
         """Consume until it is cancelled. A reload replaces the consumers; runs that have started continue."""
         async with trio.open_nursery() as runs:
             for claim in await self.ctx.ledger.read(open_consumer_claims):
-                runs.start_soon(self._end_with_run, claim, name=f"run of message {claim.message_id}")
+                self._watch_run(claim, runs)
             with self.ctx.hub.watch(CONFIGURATION) as reloaded:
                 while True:
                     snapshot = self.ctx.snapshot()
@@ -72,23 +77,34 @@ class Consumers:
         return settings.consumers if settings.enabled else ()
 
     async def _consume(self, consumer: Consumer, runs: trio.Nursery) -> None:
-        """Start a run for each ready message, as long as fewer than `max_open` runs are open."""
+        """Start a run for each ready message, as long as fewer than `max_open` runs are open.
+
+        The consumer waits for messages only then, so that the others wake workers outside of Ductile.
+        """
         if reason := _unavailable_reason(consumer, self.ctx.snapshot()):
             self.ctx.log.warn("exchange", f"messages wait: {reason}", topic=consumer.topic)
             return
+        while True:
+            while self._open[consumer.topic] >= consumer.max_open:
+                await self._run_ended.wait()
+            claim = await self._start_next_run(consumer)
+            if claim is None:
+                return
+            self._watch_run(claim, runs)
+
+    async def _start_next_run(self, consumer: Consumer) -> Claim | None:
+        """Wait for a message, claim it and start its run. None when the service stops."""
         with self.exchange.waiters.waiting([consumer.topic]) as waiter:
-            while True:
-                if self.exchange.is_stopping():
-                    return
+            while not self.exchange.is_stopping():
                 claim = await self._start_run(consumer)
                 waiter.use({consumer.topic} if claim else ())
-                if claim is None:
-                    await waiter.wait()
-                else:
-                    runs.start_soon(self._end_with_run, claim, name=f"run of message {claim.message_id}")
+                if claim is not None:
+                    return claim
+                await waiter.wait()
+        return None
 
     async def _start_run(self, consumer: Consumer) -> Claim | None:
-        """Claim the next message and start its run; None if no message is ready or too many runs are open."""
+        """Claim the next message and start its run; None if no message is ready."""
         snapshot = self.ctx.snapshot()
         start = partial(_claim_and_start, consumer=consumer, snapshot=snapshot, ctx=self.ctx)
         while True:
@@ -102,6 +118,10 @@ class Consumers:
             self.ctx.hub.announce_work()
         return claim
 
+    def _watch_run(self, claim: Claim, runs: trio.Nursery) -> None:
+        self._open[claim.topic] += 1
+        runs.start_soon(self._end_with_run, claim, name=f"run of message {claim.message_id}")
+
     async def _end_with_run(self, claim: Claim) -> None:
         """Wait for the end of the run, end the claim and publish the reply."""
         assert claim.job_id is not None, "the claim of a consumer has a job"
@@ -109,17 +129,21 @@ class Consumers:
             while not await self._try_to_end(claim):
                 with trio.move_on_after(RECHECK_SECONDS):
                     await ended.receive()
-        self.exchange.wake([claim.topic])  # a consumer with `max_open` open runs may start the next
+        self._open[claim.topic] -= 1
+        self._run_ended.set()
+        self._run_ended = trio.Event()
 
     async def _try_to_end(self, claim: Claim) -> bool:
+        """End the claim if its run has ended; False while the run is open. Repeat while the ledger refuses."""
         end = partial(_end_claim, claim=claim, snapshot=self.ctx.snapshot(), exchange=self.exchange, ctx=self.ctx)
-        try:
-            with trio.CancelScope(shield=True):  # bounded: the ledger waits a few seconds for another writer
-                ended = await self.ctx.ledger.transact(end, wait=False)
-        except LedgerError as error:
-            self.ctx.log.warn("exchange", f"claim not ended, trying again: {error}", message_id=claim.message_id)
-            await trio.sleep(LEDGER_RETRY_INTERVAL)
-            return await self._try_to_end(claim)
+        while True:
+            try:
+                with trio.CancelScope(shield=True):  # bounded: the ledger waits a few seconds for another writer
+                    ended = await self.ctx.ledger.transact(end, wait=False)
+                break
+            except LedgerError as error:
+                self.ctx.log.warn("exchange", f"claim not ended, trying again: {error}", message_id=claim.message_id)
+                await trio.sleep(LEDGER_RETRY_INTERVAL)
         if isinstance(ended, Ended):
             self.exchange.announce_end(ended)
         return ended is not None
@@ -134,13 +158,8 @@ def _unavailable_reason(consumer: Consumer, snapshot: Snapshot) -> str | None:
     return None
 
 
-COUNT_OPEN = "SELECT COUNT(*) FROM claims WHERE topic = ? AND status = 'active' AND job_id IS NOT NULL"
-
-
 def _claim_and_start(db: Db, consumer: Consumer, snapshot: Snapshot, ctx: JobContext) -> Claim | None:
     """Claim the oldest message of the topic and start its run."""
-    if db.execute(COUNT_OPEN, (consumer.topic,)).fetchone()[0] >= consumer.max_open:
-        return None
     now = ctx.clock.now()
     worker = Worker(group=GROUP, instance_id=ctx.run_id, actor=SERVICE)
     claimed = claim_messages(db, [consumer.topic], worker, lease=None, now=now)
@@ -171,14 +190,16 @@ def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) 
     payload, about = message_payload(message), describe(claimed)
     kind, at = consumer.event or EVENT_TYPE, claimed.claim.claimed_at
     event = Event(message.id, kind, payload, SUBMITTER, at, message=about)
+    root_id = derived_id(claimed.claim.id, SUBMITTER)  # a message that was requeued starts another run
     run: dict[str, Any] = {"submitted_by": SUBMITTER, "baggage": {"message": about}}
     try:
         if consumer.event is not None:
-            return _under_one_root(route_external_event(event, routing, **run), event, snapshot)
+            return _under_one_root(route_external_event(event, routing, **run), event, root_id, snapshot)
         if consumer.pipeline is not None:
             return trigger_run_with(snapshot.plans.require(consumer.pipeline), event, routing, **run)
     except (TooManyFollowUps, DuctileError) as error:
-        return FollowUps(children=(_root(event, snapshot, JobStatus.FAILED, f"the run cannot start: {error}"),))
+        root = _root(root_id, event, snapshot, JobStatus.FAILED, f"the run cannot start: {error}")
+        return FollowUps(children=(root,))
     if consumer.command == HANDLE:
         return create_handle_job(consumer.plugin or "", event, routing, submitted_by=SUBMITTER)
     target = routing.target(consumer.plugin or "")
@@ -220,7 +241,7 @@ def describe(claimed: ClaimedMessage) -> dict[str, Any]:
     }
 
 
-def _under_one_root(runs: tuple[FollowUps, ...], event: Event, snapshot: Snapshot) -> FollowUps:
+def _under_one_root(runs: tuple[FollowUps, ...], event: Event, root_id: str, snapshot: Snapshot) -> FollowUps:
     """Put the runs that an event has started under one root job, whose end is the end of all of them."""
     started = [run for run in runs if run.children]
     notes = tuple(note for run in runs for note in run.notes)
@@ -228,8 +249,8 @@ def _under_one_root(runs: tuple[FollowUps, ...], event: Event, snapshot: Snapsho
         return evolve(started[0], notes=notes)
     if not started:
         reason = f"no pipeline starts for event type {event.type}"
-        return FollowUps(children=(_root(event, snapshot, JobStatus.FAILED, reason),), notes=notes)
-    root = _root(event, snapshot, JobStatus.SUCCEEDED)
+        return FollowUps(children=(_root(root_id, event, snapshot, JobStatus.FAILED, reason),), notes=notes)
+    root = _root(root_id, event, snapshot, JobStatus.SUCCEEDED)
     children = [
         evolve(new, parent_job_id=root.id, own_tree=False) if new.parent_job_id is None else new
         for run in started
@@ -243,10 +264,10 @@ def _under_one_root(runs: tuple[FollowUps, ...], event: Event, snapshot: Snapsho
     )
 
 
-def _root(event: Event, snapshot: Snapshot, status: JobStatus, error: str | None = None) -> NewJob:
+def _root(root_id: str, event: Event, snapshot: Snapshot, status: JobStatus, error: str | None = None) -> NewJob:
     """Return a finished root job without a plugin."""
     return NewJob(
-        id=derived_id(event.id, SUBMITTER),
+        id=root_id,
         plugin=START,
         command=HANDLE,
         submitted_by=SUBMITTER,

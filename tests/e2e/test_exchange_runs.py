@@ -2,6 +2,7 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,11 +19,16 @@ exchange:
     - {topic: fail.request, plugin: failing}
     - {topic: ship.request, pipeline: ship}
     - {topic: seen, event: page.seen, success_topic: seen.done, failure_topic: seen.failed}
+    - {topic: lose.request, pipeline: lose}
+    - {topic: narrow.request, pipeline: deploy, max_open: 1}
+    - {topic: missed, event: page.missed, success_topic: missed.done, failure_topic: missed.failed}
     - {topic: unseen, event: page.unseen, success_topic: unseen.done, failure_topic: unseen.failed}
 pipelines:
   - name: ship
     on: ship.wanted
     steps: [{id: pack, uses: quick}, {id: label, uses: echo, with: {topic: "{context.message.topic}"}}]
+  - {name: lose, on: page.missed, steps: [{id: lost, uses: failing}]}
+  - {name: lose-too, on: page.missed, steps: [{id: lost, uses: failing}]}
   - {name: first, on: page.seen, steps: [{id: a, uses: quick}]}
   - {name: second, on: page.seen, steps: [{id: b, uses: quick}, {id: c, uses: quick}]}
   - name: deploy
@@ -43,6 +49,9 @@ pipelines:
     on: tell.wanted
     steps: [{id: tell, publish: {topic: news}}, {id: after, uses: echo}]
 """
+
+WANTED = '{"version": "9"}'
+ASKED = "SELECT id FROM messages WHERE topic = 'approval.request'"
 
 
 @pytest.fixture
@@ -129,6 +138,33 @@ def test_an_event_consumer_waits_for_every_pipeline_it_starts(service: Service, 
 def test_an_event_that_starts_nothing_fails_the_message(service: Service, home: Home) -> None:
     reply = reply_to(home, publish(service, "unseen", "hello"))
     assert (reply["topic"], "no pipeline starts for event type page.unseen" in reply["body"]) == ("unseen.failed", True)
+
+
+@pytest.mark.parametrize("topic", ["fail.request", "lose.request", "unseen", "missed"])
+def test_a_requeued_message_starts_another_run(service: Service, home: Home, topic: str) -> None:
+    request = publish(service, topic)
+    reply_to(home, request)
+    assert service.ask("POST", f"/exchange/messages/{request}/requeue", {})[0] == 200
+    assert poll_until(lambda: messages(home, request)[2:])
+    claims = home.rows("SELECT status, job_id FROM claims WHERE message_id = ?", request)
+    assert [claim["status"] for claim in claims] == ["failed", "failed"]
+    assert len({claim["job_id"] for claim in claims}) == 2
+
+
+def test_messages_over_max_open_are_for_other_workers(service: Service, home: Home) -> None:
+    """The reply is awaited, so the one run of the consumer stays open."""
+    publish(service, "narrow.request", WANTED)
+    poll_until(lambda: home.rows("SELECT 1 FROM claims WHERE topic = 'narrow.request'"))
+    wanted = {"topic": "narrow.request", "worker_group": "others", "wait": "60s"}
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(service.ask, "POST", "/exchange/claims", wanted)
+        poll_until(lambda: home.rows(ASKED))
+        second = publish(service, "narrow.request", WANTED)
+        (claim,) = worker.result()[1]["claims"]
+    assert claim["message_id"] == second
+    third = publish(service, "narrow.request", WANTED)
+    publish(service, "approval.done", "yes", parent_id=home.rows(ASKED)[0]["id"])
+    poll_until(lambda: home.rows("SELECT 1 FROM claims WHERE message_id = ? AND worker_group = 'ductile'", third))
 
 
 def test_a_crash_neither_loses_a_message_of_a_consumer_nor_repeats_its_reply(

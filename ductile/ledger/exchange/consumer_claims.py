@@ -13,7 +13,10 @@ from ductile.ledger.exchange.rows import CLAIM_COLUMNS, claim_from_row
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 
-OPEN_CLAIMS = f"SELECT {CLAIM_COLUMNS} FROM claims WHERE status = 'active' AND job_id IS NOT NULL ORDER BY seq"
+OPEN_CLAIMS = f"""
+    SELECT {CLAIM_COLUMNS} FROM claims {using("claims_active")}
+     WHERE status = 'active' AND job_id IS NOT NULL ORDER BY seq
+"""
 
 
 def open_consumer_claims(db: Db) -> list[Claim]:
