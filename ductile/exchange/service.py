@@ -51,6 +51,8 @@ MANY_MESSAGES = 50
 REFUSAL_INTERVAL = 60.0
 MAX_REFUSALS = 100
 """Refusals that are journalled in one interval."""
+MAX_EXPIRED = 40
+"""Claims that one transaction expires."""
 MESSAGES = "messages"
 """Announced to the hub for every new message and every ended claim."""
 
@@ -279,12 +281,13 @@ class MessageExchange:
         return _held(claim)
 
     async def expire(self) -> None:
-        """Expire the claims whose lease is over."""
+        """Expire claims whose lease is over, at most MAX_EXPIRED."""
 
         over: list[str] = []
 
         def work(db: Db) -> list[Returned]:
-            over.extend(self.leases.over(clock=self.clock.monotonic()))  # here, because one may have been extended
+            due = self.leases.over(clock=self.clock.monotonic())  # here, because one may have been extended
+            over.extend(due[:MAX_EXPIRED])
             return finish.expire_claims(db, over, now=self.clock.now(), rules=self.rules)
 
         expired = await self.ledger.transact(work, wait=False)

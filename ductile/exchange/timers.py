@@ -77,17 +77,26 @@ class ExchangeTimers:
         return clock.monotonic() + min(max((due - clock.now()).total_seconds(), 0.0), MAX_DELAY_SLEEP)
 
     async def _find_missed_messages(self) -> None:
-        """After commits, wake a worker of each topic with a ready message: a message can come without a wake-up."""
-        waiters, ledger = self.exchange.waiters, self.exchange.ledger
+        """After commits, look for ready and delayed messages for which no task was woken."""
         with self.exchange.hub.watch(JOURNAL) as hints:
             while True:
                 await hints.receive()
                 await trio.sleep(RECHECK_INTERVAL)
-                if len(waiters):
-                    try:
-                        ready = await ledger.read(topics_with_ready_messages)
-                    except DuctileError as error:
-                        self.log.warn("exchange", f"workers may wait too long: {error}")
-                        continue
-                    for topic in ready:
-                        waiters.wake(topic)
+                try:
+                    await self._find_missed()
+                except DuctileError as error:
+                    self.log.warn("exchange", f"messages may be delivered late: {error}")
+
+    async def _find_missed(self) -> None:
+        """Wake a worker of each topic with a ready message. Note when the next delayed message is due.
+
+        A delayed message that waited for its ordering key has no deadline until the key is free.
+        """
+        waiters, ledger, clock = self.exchange.waiters, self.exchange.ledger, self.exchange.clock
+        if not len(waiters):
+            return
+        for topic in await ledger.read(topics_with_ready_messages):
+            waiters.wake(topic)
+        due = await ledger.read(next_due)
+        if due is not None:
+            self._note_deadline(clock.monotonic() + (due - clock.now()).total_seconds())

@@ -13,7 +13,10 @@ from attrs import define, field
 
 @define(eq=False)
 class Waiter:
-    """A waiting worker. `unused` are the topics that it was woken for and has not claimed from since."""
+    """A waiting worker. `unused` are the topics that it was woken for, until it has claimed.
+
+    Until then, further messages wake other workers: this one may claim only one.
+    """
 
     topics: tuple[str, ...]
     unused: set[str] = field(factory=set)
@@ -21,7 +24,7 @@ class Waiter:
 
     @property
     def is_woken(self) -> bool:
-        return self._event.is_set()
+        return bool(self.unused) or self._event.is_set()
 
     def wake(self) -> None:
         self._event.set()

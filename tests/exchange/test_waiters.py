@@ -31,6 +31,18 @@ def test_each_message_wakes_the_worker_of_its_topic_that_has_waited_longest() ->
         assert woken(workers) == [True, True, True, False]
 
 
+async def test_a_worker_that_was_woken_and_has_not_claimed_yet_takes_no_other_wake_up() -> None:
+    """It may claim only the first message."""
+    waiters = TopicWaiters()
+    with waiting(waiters, ("a",), ("a",)) as (first, second):
+        waiters.wake("a")
+        await first.wait()
+        waiters.wake("a")
+        assert woken([first, second]) == [True, True]
+        first.use({"a"})
+        assert woken([first, second]) == [False, True]
+
+
 def test_a_worker_that_leaves_a_wake_up_unused_passes_it_on() -> None:
     waiters = TopicWaiters()
     with waiting(waiters, ("a",)) as (second,):

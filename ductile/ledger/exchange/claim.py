@@ -27,6 +27,9 @@ from ductile.ledger.tables import journal
 CLOCK_SLACK = timedelta(seconds=60)
 """A message that was delayed further in the future was delayed before the clock was set back. It is due."""
 
+MAX_CLAIM_CHARS = 16 << 20
+"""A claim of several messages ends with the body that reaches this."""
+
 
 @frozen(kw_only=True)
 class Worker:
@@ -58,14 +61,18 @@ def claim_messages(
 ) -> list[ClaimedMessage]:
     """Claim up to `limit` ready messages of these topics, oldest first. `lease=None` is for consumers.
 
+    Fewer are claimed if their bodies are large.
     Messages of paused topics stay ready. Messages whose delay is over become ready first.
     """
     wake_due(db, now=now)
     heads = sorted(head for topic in dict.fromkeys(topics) for head in _heads(db, topic, limit))[:limit]
-    claimed = [
-        _claim(db, seq, claim_id, worker, lease=lease, now=now)
-        for (seq,), claim_id in zip(heads, new_ids(now, len(heads)), strict=True)
-    ]
+    claimed: list[ClaimedMessage] = []
+    size = 0
+    for (seq,), claim_id in zip(heads, new_ids(now, len(heads)), strict=True):
+        claimed.append(_claim(db, seq, claim_id, worker, lease=lease, now=now))
+        size += len(claimed[-1].message.body)
+        if size >= MAX_CLAIM_CHARS:
+            break
     failpoint("exchange.claim")
     entries = [(one.message.id, None, _data(one)) for one in claimed]
     journal.append_of_messages(db, "message.claimed", entries, now=now, actor=worker.actor)
