@@ -3,6 +3,7 @@
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -216,6 +217,20 @@ def test_a_waiting_step_survives_a_crash_and_publishes_once(service: Service, ho
     publish(service, "approval.done", "yes", conversation_id=request["conversation_id"])
     assert ended(service, root)["ship"]["status"] == "succeeded"
     assert home.rows("SELECT COUNT(*) AS n FROM messages WHERE topic = 'approval.request'") == [{"n": 1}]
+
+
+def test_a_crash_after_a_step_has_published_does_not_repeat_the_message(home: Home, start: Start) -> None:
+    """The service dies between the message and the record of the job."""
+    home.plugin("quick", OK)
+    home.add("plugins: {quick: {}}\npipelines: [{name: tell, on: a, steps: [{id: tell, publish: {topic: news}}]}]\n")
+    service = start(environ={"DUCTILE_FAILPOINT": "record.before"})
+    with suppress(ConnectionError):  # it may die before it answers
+        run_pipeline(service, "tell")
+    service.wait()
+    (message,) = home.rows("SELECT id, source_job_id FROM messages")
+    job = start().job(message["source_job_id"], wait="30s")
+    assert (job["status"], job["result"]["message"]["id"]) == ("succeeded", message["id"])
+    assert home.rows("SELECT COUNT(*) AS n FROM messages") == [{"n": 1}]
 
 
 def test_a_reply_on_the_failure_topic_fails_the_step(service: Service, home: Home) -> None:

@@ -101,7 +101,8 @@ def publish_for_step(
     In a run that a message started, it is a follow-up of that message. With `replies`, the step waits for one of them.
     Raises HopsExceeded or TopicFull.
     """
-    row = db.execute(STEP_MESSAGE, (job.id, job.tries)).fetchone()
+    tries = job.tries - job.recoveries  # a try that the service did not survive may have published
+    row = db.execute(STEP_MESSAGE, (job.id, tries)).fetchone()
     if row is not None:
         message_id, reply_id = row
         return StepMessage(
@@ -113,7 +114,7 @@ def publish_for_step(
     (published,) = publish(db, [new], now=now, actor=SERVICE, rules=rules)
     message = published.message
     topics = (replies.success, replies.failure, replies.timeout) if replies else (None, None, None)
-    db.execute(PUT_STEP_MESSAGE, (job.id, job.tries, message.id, message.conversation_id, *topics))
+    db.execute(PUT_STEP_MESSAGE, (job.id, tries, message.id, message.conversation_id, *topics))
     return StepMessage(message=message, published=published)
 
 
