@@ -185,12 +185,12 @@ class MessageExchange:
 
         If the caller is cancelled, what it has claimed is released, as if it had never been delivered.
         """
-        deadline = trio.current_time() + wait_seconds
+        deadline, claimed = trio.current_time() + wait_seconds, list[ClaimedMessage]()
         with self.waiters.waiting(topics) as waiter:
-            while True:
+            while not self.is_stopping():
                 claimed = await self._claim_ready(topics, worker, lease=lease, limit=limit)
                 waiter.use({each.message.topic for each in claimed})
-                if claimed or self.is_stopping() or trio.current_time() >= deadline:
+                if claimed or trio.current_time() >= deadline:
                     break
                 with trio.move_on_at(deadline):
                     await waiter.wait()

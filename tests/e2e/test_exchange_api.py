@@ -1,9 +1,11 @@
 """The exchange of a running service over HTTP: publish, claim, end, wait, read, operate."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from tests.e2e.commands import ductile_json
 from tests.e2e.exchange_client import act, claim, get, publish, waiting_count, waiting_workers
 from tests.e2e.service import Home, Service, Start, poll_until
 
@@ -171,6 +173,25 @@ def test_a_message_is_shown_with_its_claims_and_replies(service: Service) -> Non
     assert [(each["topic"], each["body"]) for each in shown["replies"]] == [("review.failed", None)]
     assert get(service, f"messages/{message_id}/why")["state"] == "failed"
     assert service.ask("GET", "/exchange/messages/nothing")[1]["code"] == "message_unknown"
+
+
+def without_words(explanation: dict[str, Any]) -> dict[str, Any]:
+    """Return the explanation without its sentences, which say how long ago something happened."""
+    reasons = [{name: value for name, value in each.items() if name != "words"} for each in explanation["reasons"]]
+    return {name: value for name, value in explanation.items() if name != "words"} | {"reasons": reasons}
+
+
+def test_the_explanation_is_that_of_the_command(service: Service, home: Home) -> None:
+    wrong = []
+    ready, claimed, failed = (publish(service)["message_id"] for _ in range(3))
+    act(service, claim(service, max=3)[2]["claim_id"], "fail", reason="cannot")
+    act(service, get(service, f"messages/{ready}")["claims"][0]["claim_id"], "release")
+    for message_id in (claimed, failed, ready):
+        by_http = without_words(get(service, f"messages/{message_id}/why"))
+        by_command = without_words(ductile_json(home, "exchange", "why", message_id))
+        if by_http != by_command:
+            wrong.append((by_http, by_command))
+    assert wrong == []
 
 
 def test_a_conversation_waits_for_its_reply(service: Service) -> None:

@@ -1,5 +1,6 @@
 """Bad input to the exchange over HTTP: refused with a code and a hint, and nothing is stored."""
 
+import json
 from typing import Any
 
 import pytest
@@ -198,6 +199,15 @@ def test_a_full_topic_refuses_messages_and_journals_it_once(home: Home, start: S
         assert (status, refused["code"], refused["context"]["topic"]) == (429, "topic_full", "review.request")
     assert home.rows("SELECT COUNT(*) AS n FROM journal WHERE kind = 'message.refused'") == [{"n": 1}]
     assert act(service, claimed["claim_id"], "complete", body="x")[0] == 200
+
+
+def test_a_message_that_is_too_large_is_journalled_without_its_body(home: Home, start: Start) -> None:
+    home.add("exchange: {max_body_size: 1KiB}\n")
+    service = start()
+    assert service.ask("POST", "/exchange/messages", {"topic": "a.b", "body": "x" * 2000})[0] == 413
+    (row,) = home.rows("SELECT data, actor FROM journal WHERE kind = 'message.refused'")
+    assert json.loads(row["data"]) == {"code": "body_too_large", "size": 2000, "max_size": 1024}
+    assert row["actor"] == "token:e2e"
 
 
 def test_a_disabled_exchange_is_404_with_its_reason(home: Home, start: Start) -> None:

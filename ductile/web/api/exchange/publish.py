@@ -12,6 +12,7 @@ from ductile.core.message import (
     MAX_NAME_BYTES,
     MAX_PUBLISH,
     MAX_TOPIC_BYTES,
+    BodyTooLarge,
     MessageInvalid,
     NewMessage,
     ReplyTopics,
@@ -94,14 +95,18 @@ async def publish_messages(ctx: AppContext, request: Request) -> Response:
     require_running(ctx)
     members = await read_members(request, MEMBERS | LIST_MEMBERS)
     is_list, dry_run = "messages" in members, read_flag(request, "dry_run")
-    news = [_new_message(ctx, request, members)] if not is_list else _new_messages(ctx, request, members)
+    actor = request.principal.actor
+    try:
+        news = _new_messages(ctx, request, members) if is_list else [_new_message(ctx, request, members)]
+    except BodyTooLarge as error:
+        await ctx.exchange.journal_refusal(error, actor=actor)
+        raise
 
     def respond(published: list[Published]) -> StoredResponse:
         views = [published_view(each, dry_run=dry_run) for each in published]
         view = PublishedListView(messages=views, dry_run=dry_run) if is_list else views[0]
         return StoredResponse(job_id=None, text=strict_json.dumps(view))
 
-    actor = request.principal.actor
     if dry_run:
         return _response(await ctx.exchange.try_to_publish(news, respond, actor=actor), 200)
     return _response(await ctx.exchange.publish(news, respond, actor=actor, key=key))
