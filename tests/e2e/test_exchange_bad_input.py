@@ -201,6 +201,12 @@ def test_a_full_topic_refuses_messages_and_journals_it_once(home: Home, start: S
     assert act(service, claimed["claim_id"], "complete", body="x")[0] == 200
 
 
+def test_the_largest_body_is_accepted_however_its_characters_are_escaped(service: Service) -> None:
+    body = "\x01" * (1 << 20)
+    publish(service, "a.b", body)
+    assert claim(service, "a.b")[0]["message"]["body"] == body
+
+
 def test_a_message_that_is_too_large_is_journalled_without_its_body(home: Home, start: Start) -> None:
     home.add("exchange: {max_body_size: 1KiB}\n")
     service = start()

@@ -15,6 +15,8 @@ from ductile.web.routing import MIB, Handler
 
 MAX_WAIT_SECONDS = 600.0
 """The longest that one request waits."""
+MAX_ESCAPED_LENGTH = len("\\u0001")
+"""Of one byte of a body in JSON."""
 BODY_DEPTH = MAX_METADATA_DEPTH + 4
 """Metadata is in a message, which may be in a list."""
 
@@ -55,9 +57,9 @@ def require_running(ctx: AppContext) -> None:
 
 
 def max_request_bytes(ctx: AppContext) -> int:
-    """Return the limit of a request that contains message bodies: room for two of them, escaped."""
+    """Return the limit of a request with bodies: room for the largest one, however its characters are escaped."""
     settings = ctx.snapshot().config.settings
-    return max(settings.api.max_body_size, 2 * settings.exchange.max_body_size + MIB)
+    return max(settings.api.max_body_size, MAX_ESCAPED_LENGTH * settings.exchange.max_body_size + MIB)
 
 
 async def read_members(request: Request, known: Collection[str]) -> dict[str, Any]:
