@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,14 @@ def test_notify_reports_each_reply_to_a_published_request_once(home: Home) -> No
         f"{check} --success-topic review.done --failure-topic review.failed",
     ]
     assert exchange(home, "notify", "--once", environ=stderr_only).stderr == ""
+
+
+def test_parallel_publishes_are_all_tracked(home: Home) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        published = set(pool.map(lambda number: publish(home, "review.request", str(number)), range(8)))
+    assert {
+        row["conversation_id"] for row in home.rows("SELECT conversation_id FROM tracked_conversations")
+    } == published
 
 
 # ── work by hand ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from tests.e2e.exchange_commands import command_line, exchange, exchange_json, p
 from tests.e2e.service import Home, Service, Start, poll_until
 
 WORKER = ("run", "--topic", "review.request")
+WORKER_TOKEN = "worker-token-0123456789abcdef"
 
 
 class Gate:
@@ -247,3 +248,32 @@ def test_serve_needs_no_configuration(tmp_path: Path) -> None:
             service.terminate()
     assert json.loads(found.stdout)["claims"][0]["message_id"] == published.stdout.decode().strip()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [".ductile"]
+
+
+def test_a_worker_elsewhere_needs_the_scopes_of_its_topics(home: Home, start: Start) -> None:
+    """It uses the address of the service and a token instead of the socket and the configuration."""
+    scopes = '["exchange:review.request:claim", "exchange:review.*:publish"]'
+    home.add(f"      - {{name: worker, token: {WORKER_TOKEN}, scopes: {scopes}}}\n")
+    service = start()
+    message_id = publish(home, "review.request", "please")
+    remote = ("--api-url", service.urls[0], "--api-key", WORKER_TOKEN)
+    assert exchange(home, *WORKER, "--once", *remote, "--", "cat").exit_code == 0
+    assert bodies(home, "review.done") == ["please"]
+    assert home.rows("SELECT claimed_by, message_id FROM claims") == [
+        {"claimed_by": "token:worker", "message_id": message_id}
+    ]
+    refused = exchange_json(home, "run", "--topic", "other.request", "--once", *remote, "--", "cat", exit_code=77)
+    assert refused["code"] == "insufficient_scope"
+
+
+def test_an_unpublishable_result_is_answered_with_a_failure(home: Home, start: Start) -> None:
+    """The token may publish on the failure topic only."""
+    scopes = '["exchange:review.request:claim", "exchange:review.failed:publish"]'
+    home.add(f"      - {{name: worker, token: {WORKER_TOKEN}, scopes: {scopes}}}\n")
+    service = start()
+    publish(home, "review.request", "please")
+    remote = ("--api-url", service.urls[0], "--api-key", WORKER_TOKEN)
+    done = exchange(home, *WORKER, "--once", *remote, "--", "cat")
+    assert "the result was refused" in done.stderr
+    (body,) = bodies(home, "review.failed")
+    assert body.startswith("the result was refused: ")
