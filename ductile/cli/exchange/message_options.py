@@ -86,10 +86,12 @@ def _json_or_text(text: str) -> Any:
 
 
 def report_published(published: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the line of a published message to stderr, as Plugboard does."""
+    """Print the line of a published message to stderr, as Plugboard does; for a dry run, what it would do."""
     names = ("message_id", "conversation_id", "topic")
     about = {name: published[name] for name in names}
-    if as_json:
+    if published["dry_run"] and not as_json:
+        output.note(f"would publish on {published['topic']}")
+    elif as_json:
         click.echo(json.dumps({"event": "published", **about}, ensure_ascii=False), err=True)
     else:
         output.note(f"[{now_text()}] published {' '.join(f'{name}={value}' for name, value in about.items())}")

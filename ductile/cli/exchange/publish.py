@@ -33,7 +33,8 @@ def publish(
     message = _message(topic, read_body(body, body_file), flags) | {"parent_id": parent_id}
     published = publish_message(message | {"track": _has_default_reply_topics(topic) or None}, flags)
     report_published(published, as_json=as_json)
-    click.echo(published["message_id"] or "")
+    if not published["dry_run"]:
+        click.echo(published["message_id"])
 
 
 @click.command("reply")

@@ -20,8 +20,8 @@ from ductile.exchange.worker.handle_claim import (
 )
 from ductile.exchange.worker.values import ClaimService, GiveBack, HeldClaim, HostSettings, WorkSettings
 
-POLL_SECONDS = 30.0
-"""How long one request waits for messages."""
+POLL_SECONDS, BUSY_POLL_SECONDS = 30.0, 1.0
+"""How long one request waits for messages; at least, while commands run."""
 MAX_START_FAILURES = 5
 CANNOT_START_EXIT = 78
 KILL_GRACE_SECONDS = 5.0
@@ -84,16 +84,17 @@ class WorkerHost:
                 await self._wait_for_change()
                 idle_since = trio.current_time()
                 continue
-            idle_left = math.inf if self._running else self._idle_left(idle_since)
-            if idle_left <= 0:
-                return self.settings.idle_exit_code
-            claims = await self._claim(free, min(POLL_SECONDS, idle_left))
+            least = BUSY_POLL_SECONDS if self._running else 0.0
+            wait_seconds = max(min(POLL_SECONDS, self._idle_left(idle_since)), least)
+            claims = await self._claim(free, wait_seconds)
             for claim in claims:
                 one = Handling(claim)
                 self._running.add(one)
                 handling.start_soon(self._handle, one, name=f"message {claim.message_id}")
-            if claims or self._running:
+            if self._running:
                 idle_since = trio.current_time()
+            elif self._idle_left(idle_since) <= 0:
+                return self.settings.idle_exit_code
         return 0
 
     def _is_complete(self) -> bool:

@@ -114,6 +114,13 @@ async def test_an_idle_host_ends_with_the_given_code() -> None:
     assert await once.host.run() == 75
 
 
+async def test_a_host_without_patience_takes_what_is_ready() -> None:
+    service = RecordingService([make_claim()])
+    host = make_host(service, shell("cat"), idle_seconds=0.0, max_messages=1, idle_exit_code=75)
+    assert await host.host.run() == 0
+    assert len(service.ends) == 1
+
+
 async def test_a_third_of_the_lease_renews_it(ready: Path) -> None:
     """The command waits until the lease was renewed, which is long before it is over."""
     service = RecordingService([make_claim(lease_seconds=1.5)])

@@ -101,7 +101,9 @@ async def _run(make_host: "Callable[[], WorkerHost]") -> tuple[int, int]:
     import trio
 
     host = make_host()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    # A shell or nohup can have made the process ignore these.
+    wanted = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(signal.SIGTERM, *wanted) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signals, host, signals)
             code = await host.run()
