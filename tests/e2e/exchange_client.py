@@ -32,10 +32,15 @@ def waiting_workers(service: Service, count: int, topic: str = "review.request")
         yield [pool.submit(claim, service, topic, wait="30s") for _ in range(count)]
 
 
-def waiting_count(service: Service) -> int:
-    """Return how many workers wait, as the metrics report it."""
+def metrics_of(service: Service) -> list[str]:
+    """Return the lines of the metrics."""
     with closing(urlopen(Request(f"{service.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}))) as answer:
-        (line,) = [line for line in answer if line.startswith(b"ductile_exchange_waiting_workers ")]
+        return [line.decode().rstrip("\n") for line in answer]
+
+
+def waiting_count(service: Service) -> int:
+    """Return how many workers wait."""
+    (line,) = [line for line in metrics_of(service) if line.startswith("ductile_exchange_waiting_workers ")]
     return int(line.split()[1])
 
 

@@ -1,4 +1,4 @@
-"""The exchange when the service drains or restarts, and when a waiting worker disconnects."""
+"""The exchange when the service drains or restarts, when a waiting worker disconnects, and when too many wait."""
 
 import json
 import signal
@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from urllib.parse import urlsplit
 
-from tests.e2e.exchange_client import act, claim, get, publish, waiting_count, waiting_workers
+from tests.e2e.exchange_client import act, claim, get, metrics_of, publish, waiting_count, waiting_workers
 from tests.e2e.sample_plugins import BlockingPlugin
-from tests.e2e.service import TOKEN, Service, Start, poll_until
+from tests.e2e.service import TOKEN, Home, Service, Start, poll_until
 
 WAITING = {"topic": "review.request", "worker_group": "tests", "wait": "30s"}
 
@@ -96,3 +96,43 @@ def test_a_worker_that_disconnects_while_it_waits_loses_no_message(start: Start)
         published = publish(service)
         (claimed,) = worker.result()
     assert (claimed["message_id"], claimed["delivery"]) == (published["message_id"], 1)
+
+
+def test_the_waiting_requests_of_a_token_are_limited(home: Home, start: Start) -> None:
+    """Requests that do not wait are served, and those that wait are not disturbed."""
+    home.replace("api:\n", "api:\n  max_concurrent_waits: 2\n")
+    service = start()
+    with waiting_workers(service, 2) as workers:
+        poll_until(lambda: waiting_count(service) == 2)
+        for method, path, body in (
+            ("POST", "/exchange/claims", WAITING),
+            ("GET", "/exchange/messages?wait=1s", None),
+            ("GET", "/exchange/tracked?wait=1s", None),
+        ):
+            status, refused = service.ask(method, path, body)
+            assert (status, refused["code"]) == (429, "too_many_waits")
+        assert claim(service, "a.b") == []
+        ids = {publish(service)["message_id"] for _ in range(2)}
+        assert {worker.result()[0]["message_id"] for worker in workers} == ids
+
+
+def test_the_metrics_count_messages_ends_and_late_results(start: Start) -> None:
+    service = start()
+    for _ in range(2):
+        publish(service)
+    (completed,) = claim(service)
+    act(service, completed["claim_id"], "complete", body="x")
+    act(service, completed["claim_id"], "fail")
+    claim(service)
+    lines = metrics_of(service)
+    for line in (
+        'ductile_exchange_messages_total{topic="review.request"} 2',
+        'ductile_exchange_messages_total{topic="review.done"} 1',
+        'ductile_exchange_claims_total{topic="review.request",end="completed"} 1',
+        "ductile_exchange_late_total 1",
+        "ductile_exchange_publish_to_claim_seconds_count 2",
+        "ductile_exchange_ready 1",
+        "ductile_exchange_claimed 1",
+        "ductile_exchange_waiting_workers 0",
+    ):
+        assert line in lines
