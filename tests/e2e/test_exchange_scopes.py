@@ -84,6 +84,8 @@ def test_readers_see_only_messages_of_their_topics(service: Service) -> None:
         assert (status, refused["code"]) == (404, "message_unknown")
     topics = service.ask("GET", "/exchange/topics", token=token_of("outsider"))[1]["topics"]
     assert {topic["topic"].partition(".")[0] for topic in topics} == {"deploy"}
+    page = service.ask("GET", "/exchange/topics?limit=1", token=token_of("reader"))[1]
+    assert [page["topics"][0]["topic"], page["next"]] == ["review.request"] * 2
     path = f"/exchange/conversations/{request['conversation_id']}?success_topic=deploy.request&failure_topic=review.x"
     assert service.ask("GET", path, token=token_of("reader"))[0] == 403
     assert service.ask("GET", path, token=token_of("viewer"))[1]["reply"]["body"] == "secret"
@@ -105,6 +107,15 @@ def test_a_follow_up_needs_the_right_to_publish_on_its_topic(service: Service) -
     assert statuses == [403] * len(refused)
     done = {"topic": "review.done", "body": "x"}
     assert service.ask("POST", f"{path}/complete", done, token=token_of("worker"))[0] == 200
+
+
+def test_a_claim_of_another_caller_does_not_show_its_topic(service: Service) -> None:
+    publish(service, "deploy.plan")
+    (claimed,) = claim(service, "deploy.plan")
+    for verb, body in (("complete", {"body": "x"}), ("release", {"to": "review.done"}), ("extend", {})):
+        path = f"/exchange/claims/{claimed['claim_id']}/{verb}"
+        status, refused = service.ask("POST", path, body, token=token_of("worker"))
+        assert (status, refused["code"], "deploy" in str(refused)) == (404, "claim_unknown", False)
 
 
 def test_the_caller_is_recorded_apart_from_the_producer(service: Service) -> None:

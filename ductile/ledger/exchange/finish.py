@@ -18,7 +18,6 @@ from ductile.core.message import (
     Claim,
     ClaimLost,
     ClaimStatus,
-    ClaimUnknown,
     FollowUp,
     HopsExceeded,
     Message,
@@ -31,8 +30,8 @@ from ductile.ledger.exchange.rows import (
     CLAIM_COLUMNS,
     claim_from_row,
     find_message,
-    require_claim,
     require_message,
+    require_own_claim,
     state_of,
 )
 from ductile.ledger.storage.db import Db
@@ -116,7 +115,7 @@ def end(
     ClaimUnknown if the claim does not exist or belongs to another caller.
     """
     assert status.decides, f"{status} does not decide a message"
-    claim = _own_claim(db, claim_id, actor)
+    claim = require_own_claim(db, claim_id, actor)
     if claim.status is not ClaimStatus.ACTIVE:
         return _repeated_end(db, claim, status, follow_up) or _late(db, claim, status, follow_up, now=now, actor=actor)
     message = require_message(db, claim.message_id)
@@ -139,7 +138,7 @@ def hand_over(
     db: Db, claim_id: str, topic: str, *, now: datetime, actor: str, rules: RulesOf, reason: str | None = None
 ) -> Ended | LostClaim:
     """Complete the claim with the same body as a follow-up on another topic."""
-    message = require_message(db, _own_claim(db, claim_id, actor).message_id)
+    message = require_message(db, require_own_claim(db, claim_id, actor).message_id)
     follow_up = FollowUp(topic=topic, body=message.body, metadata_json=message.metadata_json)
     completed = ClaimStatus.COMPLETED
     return end(db, claim_id, completed, now=now, actor=actor, rules=rules, follow_up=follow_up, reason=reason)
@@ -160,7 +159,7 @@ def release(
 
     At `max_deliveries` the message is dead instead. A second release returns the same result.
     """
-    claim = _own_claim(db, claim_id, actor)
+    claim = require_own_claim(db, claim_id, actor)
     if claim.status is ClaimStatus.RELEASED:
         dead_letter = find_message(db, claim.follow_up_id) if claim.follow_up_id else None
         return Returned(claim=claim, state=state_of(db, claim.message_id), dead_letter=dead_letter, is_repeat=True)
@@ -192,21 +191,13 @@ EXTEND = """
 
 def extend(db: Db, claim_id: str, *, lease: timedelta | None, now: datetime, actor: str) -> Claim | LostClaim:
     """Begin the lease again, with its length if `lease` is None. Raises ClaimUnknown as `end` does."""
-    claim = _own_claim(db, claim_id, actor)
+    claim = require_own_claim(db, claim_id, actor)
     length = lease or claim.lease
     assert length is not None, "the claims of consumers belong to the service"
     until = now + length
     if db.execute(EXTEND, (to_text(until), length.total_seconds(), claim_id)).rowcount == 0:
         return _lost(db, claim)
     return evolve(claim, lease_until=until, lease=length, extensions=claim.extensions + 1)
-
-
-def _own_claim(db: Db, claim_id: str, actor: str) -> Claim:
-    """Return the claim if `actor` made it. The ids of claims are shown in reports, so they are not a secret."""
-    claim = require_claim(db, claim_id)
-    if claim.claimed_by != actor:
-        raise ClaimUnknown(f"claim {claim_id} belongs to another caller")
-    return claim
 
 
 # ── the end by the worker ────────────────────────────────────────────────────────────────────────────────────────────

@@ -112,6 +112,14 @@ def require_claim(db: Db, claim_id: str) -> Claim:
     return claim_from_row(row)
 
 
+def require_own_claim(db: Db, claim_id: str, actor: str) -> Claim:
+    """Return the claim if `actor` made it. The ids of claims are shown in reports, so they are not a secret."""
+    claim = require_claim(db, claim_id)
+    if claim.claimed_by != actor:
+        raise ClaimUnknown(f"claim {claim_id} belongs to another caller")
+    return claim
+
+
 CLAIM_OF_JOB = f"SELECT {CLAIM_COLUMNS} FROM claims WHERE job_id = ?"
 
 

@@ -1,6 +1,8 @@
 """What waits on each topic. Read-only."""
 
+from collections.abc import Callable
 from datetime import datetime
+from itertools import islice
 
 from attrs import evolve, frozen
 
@@ -42,7 +44,7 @@ TOPICS = """
         UNION ALL
         SELECT (SELECT MIN(topic) FROM messages WHERE topic > known.topic) FROM known WHERE known.topic IS NOT NULL
     )
-    SELECT topic FROM known WHERE topic IS NOT NULL LIMIT :limit
+    SELECT topic FROM known WHERE topic IS NOT NULL
 """
 COUNTS = f"""
     SELECT SUM(lane IS NOT NULL), SUM(available_at IS NOT NULL AND waits = 0), SUM(waits),
@@ -53,10 +55,17 @@ CLAIMED = f"SELECT topic, COUNT(*) FROM claims {using('claims_active')} WHERE st
 LAST_CLAIMED = "SELECT claimed_at FROM claims WHERE topic = ? ORDER BY seq DESC LIMIT 1"
 
 
-def topic_reports(db: Db, rules: RulesOf, *, after: str = "", limit: int = MAX_TOPICS) -> list[TopicReport]:
-    """Return the topics that have messages, by name, after the name `after`."""
-    names = [name for (name,) in db.execute(TOPICS, {"after": after, "limit": limit})]
-    return _reports(db, names, rules)
+def topic_reports(
+    db: Db,
+    rules: RulesOf,
+    *,
+    after: str = "",
+    limit: int = MAX_TOPICS,
+    is_wanted: Callable[[str], bool] = lambda _topic: True,
+) -> list[TopicReport]:
+    """Return the wanted topics that have messages, by name, after the name `after`."""
+    names = (name for (name,) in db.execute(TOPICS, {"after": after}))
+    return _reports(db, list(islice(filter(is_wanted, names), limit)), rules)
 
 
 HAS_MESSAGES = "SELECT EXISTS (SELECT 1 FROM messages WHERE topic = ?)"

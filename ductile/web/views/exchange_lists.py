@@ -221,12 +221,17 @@ def topic_list_view(
     limit: int,
     waiting: Callable[[str], int | None] = lambda _topic: None,
 ) -> TopicListView:
-    """Return the topics after a name. Those that do not match are left out, so a page may be short."""
-    reports = topic_reports(db, rules, after=after, limit=limit)
+    """Return the topics after a name that match and that the caller may read."""
     patterns = (pattern,) if pattern else None
-    shown = [report for report in reports if may_read(patterns, report.topic) and may_read(allowed, report.topic)]
+    reports = topic_reports(
+        db,
+        rules,
+        after=after,
+        limit=limit,
+        is_wanted=lambda topic: may_read(patterns, topic) and may_read(allowed, topic),
+    )
     return {
-        "topics": [_topic_view(report, waiting(report.topic)) for report in shown],
+        "topics": [_topic_view(report, waiting(report.topic)) for report in reports],
         "next": reports[-1].topic if len(reports) == limit else None,
     }
 

@@ -23,7 +23,7 @@ from ductile.core.message import (
     default_reply_topics,
 )
 from ductile.ledger.exchange.claim import ClaimedMessage, Worker
-from ductile.ledger.exchange.rows import require_claim
+from ductile.ledger.exchange.rows import require_own_claim
 from ductile.web.api.exchange.publish import NameText, Span, TopicText
 from ductile.web.api.exchange.requests import (
     MAX_WAIT_SECONDS,
@@ -228,7 +228,7 @@ async def _read_follow_up(
         return None
     topic = members.get("topic")
     if topic is None:
-        claim = await ctx.ledger.read(require_claim, request.params["id"])
+        claim = await ctx.ledger.read(require_own_claim, request.params["id"], request.principal.actor)
         topic = _default_topic(claim.topic, status)
     max_body_size = ctx.snapshot().config.settings.exchange.max_body_size
     body, metadata = members.get("body"), members.get("metadata")

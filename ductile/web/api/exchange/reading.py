@@ -35,7 +35,7 @@ from ductile.web.views.exchange_lists import (
 )
 
 MAX_PAGE, MAX_TOPIC_PAGE = 1_000, 1_000
-MAX_POSITION = 999_999_999
+MAX_POSITION = (1 << 63) - 1
 MIN_READ_INTERVAL = 0.1
 """The shortest time between two reads of a caller that every message wakes."""
 WAIT_FOR_MESSAGE = Argument("wait", str, f"Time to wait, such as 30s; at most {MAX_WAIT_SECONDS:.0f}s")
