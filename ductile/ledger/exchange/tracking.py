@@ -25,15 +25,15 @@ TRACK = """
     INSERT INTO tracked_conversations (conversation_id, request_id, tracked_by, success_topic, failure_topic,
                                        timeout_topic, created_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (conversation_id) DO UPDATE
-       SET request_id = excluded.request_id, tracked_by = excluded.tracked_by, success_topic = excluded.success_topic,
+    ON CONFLICT (conversation_id, tracked_by) DO UPDATE
+       SET request_id = excluded.request_id, success_topic = excluded.success_topic,
            failure_topic = excluded.failure_topic, timeout_topic = excluded.timeout_topic,
            created_at = excluded.created_at, notified_at = NULL
 """
 
 
 def track(db: Db, request: Message, topics: ReplyTopics, *, now: datetime, actor: str) -> None:
-    """Track the conversation of `request` for `actor`. A later request in it replaces an earlier one."""
+    """Track the conversation of `request` for `actor`. A later request of `actor` replaces an earlier one."""
     about = (request.conversation_id, request.id, actor)
     db.execute(TRACK, (*about, topics.success, topics.failure, topics.timeout, to_text(now)))
 
@@ -59,9 +59,12 @@ def tracked_conversations(db: Db, actor: str, *, limit: int = 1_000) -> list[Tra
     ]
 
 
-NOTIFIED = "UPDATE tracked_conversations SET notified_at = ? WHERE conversation_id = ? AND notified_at IS NULL"
+NOTIFIED = """
+    UPDATE tracked_conversations SET notified_at = ?
+     WHERE conversation_id = ? AND tracked_by = ? AND notified_at IS NULL
+"""
 
 
-def mark_notified(db: Db, conversation_id: str, *, now: datetime) -> bool:
-    """Record that the caller was notified; False if it was before, or the conversation is not tracked."""
-    return db.execute(NOTIFIED, (to_text(now), conversation_id)).rowcount == 1
+def mark_notified(db: Db, conversation_id: str, actor: str, *, now: datetime) -> bool:
+    """Record that `actor` was notified; False if it was before, or does not track the conversation."""
+    return db.execute(NOTIFIED, (to_text(now), conversation_id, actor)).rowcount == 1

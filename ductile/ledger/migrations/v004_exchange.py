@@ -80,14 +80,15 @@ STATEMENTS = (
     "CREATE INDEX claims_by_topic ON claims (topic, seq)",
     "CREATE UNIQUE INDEX claims_by_job ON claims (job_id) WHERE job_id IS NOT NULL",
     """CREATE TABLE tracked_conversations (
-        conversation_id TEXT NOT NULL PRIMARY KEY,
+        conversation_id TEXT NOT NULL,
         request_id TEXT NOT NULL,
         tracked_by TEXT NOT NULL,
         success_topic TEXT NOT NULL,
         failure_topic TEXT NOT NULL,
         timeout_topic TEXT NOT NULL,
         created_at TEXT NOT NULL,
-        notified_at TEXT
+        notified_at TEXT,
+        PRIMARY KEY (conversation_id, tracked_by)
     ) STRICT""",
     "CREATE INDEX tracked_conversations_open"
     " ON tracked_conversations (tracked_by, created_at) WHERE notified_at IS NULL",

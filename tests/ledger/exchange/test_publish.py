@@ -126,9 +126,20 @@ def test_a_tracked_conversation_is_notified_once(exchange: ExchangeDriver) -> No
     assert (tracked.conversation_id, tracked.request_id, tracked.topics) == (message.id, message.id, topics)
     assert tracked_conversations(exchange.db, "token:other") == []
     with transaction(exchange.db):
-        marks = [mark_notified(exchange.db, message.id, now=exchange.now) for _ in range(2)]
+        marks = [mark_notified(exchange.db, message.id, ALICE, now=exchange.now) for _ in range(2)]
     assert marks == [True, False]
     assert tracked_conversations(exchange.db, ALICE) == []
+
+
+def test_each_caller_tracks_a_conversation_for_itself(exchange: ExchangeDriver) -> None:
+    topics = ReplyTopics(success="review.done", failure="review.failed", timeout="review.request.timed_out")
+    first = exchange.publish(reply_topics=topics)
+    new = NewMessage(topic=TOPIC, body="x", conversation_id=first.id, reply_topics=topics)
+    exchange.publish_all([new], actor="token:other")
+    with transaction(exchange.db):
+        assert mark_notified(exchange.db, first.id, "token:other", now=exchange.now)
+    (tracked,) = tracked_conversations(exchange.db, ALICE)
+    assert tracked.request_id == first.id
 
 
 def test_every_refusal_has_a_code_and_a_hint(exchange: ExchangeDriver) -> None:

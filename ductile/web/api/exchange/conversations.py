@@ -9,7 +9,7 @@ from ductile.core.formats.json_schema import Ordinal
 from ductile.core.message import checked_topic
 from ductile.core.statuses import ReplyState
 from ductile.exchange.service import MESSAGES, conversation_hint
-from ductile.ledger.exchange.tracking import mark_notified, tracked_conversations
+from ductile.ledger.exchange.tracking import mark_notified
 from ductile.ledger.storage.db import Db
 from ductile.web.api.exchange.reading import WAIT_FOR_MESSAGE, readable_topics, wait_for
 from ductile.web.api.exchange.requests import exchange_handler
@@ -106,11 +106,6 @@ async def list_tracked(ctx: AppContext, request: Request) -> Response:
 
 
 async def note_notified(ctx: AppContext, request: Request) -> Response:
-    conversation_id, actor, now = request.params["id"], request.principal.actor, ctx.clock.now()
-
-    def mark(db: Db) -> bool:
-        is_tracked = any(each.conversation_id == conversation_id for each in tracked_conversations(db, actor))
-        return is_tracked and mark_notified(db, conversation_id, now=now)
-
-    changed = await ctx.ledger.write(mark)
+    conversation_id, actor = request.params["id"], request.principal.actor
+    changed = await ctx.ledger.write(mark_notified, conversation_id, actor, now=ctx.clock.now())
     return json_response(NotifiedView(conversation_id=conversation_id, changed=changed))
