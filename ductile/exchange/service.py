@@ -44,7 +44,7 @@ from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, run_o
 T = TypeVar("T")
 COMMIT_TIMEOUT = 90.0
 UNSENT_TIMEOUT = 5.0
-"""Seconds to release a claim whose client has disconnected."""
+"""Seconds to release claims whose client has disconnected."""
 LARGE_BYTES = 1 << 20
 MANY_MESSAGES = 50
 """Bodies of more than this size together, or more messages than this, are written by a thread."""
@@ -222,10 +222,19 @@ class MessageExchange:
             await self.ledger.until_durable()
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
-            with trio.move_on_after(UNSENT_TIMEOUT, shield=True):
-                for each in claimed:
-                    await self.release(each.claim.id, actor=worker.actor, reason="not delivered", uncounted=True)
+            with trio.move_on_after(UNSENT_TIMEOUT, shield=True), suppress(DuctileError):
+                await self._give_back(claimed, worker.actor)
             raise
+
+    async def _give_back(self, claimed: Sequence[ClaimedMessage], actor: str) -> None:
+        """Release claims that their caller has not received, as if they had never been made."""
+        release = partial(
+            finish.release, now=self.clock.now(), actor=actor, rules=self.rules, reason="not delivered", uncounted=True
+        )
+        results = await self.ledger.transact(lambda db: [release(db, each.claim.id) for each in claimed], wait=False)
+        for result in results:
+            if isinstance(result, Returned):
+                self.announce_returned(result)
 
     # ── the end of a claim ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -121,6 +121,22 @@ async def test_an_expiry_that_the_ledger_refuses_is_repeated(harness: ExchangeHa
     assert harness.exchange.seconds_left(claim) is None
 
 
+async def test_claims_of_a_caller_that_has_disconnected_are_given_back(harness: ExchangeHarness) -> None:
+    """All of them, uncounted, also if a lease is over already."""
+    ids = await harness.publish("one", "two", "three")
+    with trio.CancelScope() as caller:
+
+        def disconnect(_deadline: float) -> None:
+            harness.clock.advance(2)
+            caller.cancel()
+
+        harness.exchange.on_deadline = disconnect
+        await harness.claim(lease=timedelta(seconds=1), limit=3)
+    assert caller.cancelled_caught
+    claims = await harness.claim(limit=3)
+    assert [(claim.message_id, claim.delivery) for claim in claims] == [(message_id, 1) for message_id in ids]
+
+
 async def test_many_leases_expire_in_several_transactions(harness: ExchangeHarness) -> None:
     await harness.publish(*(str(number) for number in range(MAX_EXPIRED + 5)))
     while await harness.claim(lease=timedelta(seconds=5), limit=100):
