@@ -27,6 +27,7 @@ def test_a_message_is_published_claimed_and_completed_with_a_follow_up(service: 
     status, ended = act(service, claimed["claim_id"], "complete", body="looks good")
     assert (status, ended["state"], ended["follow_up"]["topic"]) == (200, "completed", "review.done")
     assert ended["follow_up"]["conversation_id"] == published["conversation_id"]
+    assert (ended["follow_up"]["body"], ended["follow_up"]["parent_id"]) == (None, published["message_id"])
     assert act(service, claimed["claim_id"], "complete", body="looks good")[1]["repeated"] is True
     kinds = [row["kind"] for row in home.rows("SELECT kind FROM journal WHERE message_id IS NOT NULL ORDER BY seq")]
     assert kinds == ["message.published", "message.claimed", "message.published", "message.completed"]

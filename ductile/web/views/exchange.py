@@ -82,7 +82,7 @@ class ClaimEndView(TypedDict):
 
     claim: ClaimView
     state: Annotated[MessageState, "State of the message"]
-    follow_up: Annotated[MessageView, "The message that was published: an answer, a handover or a dead letter"] | None
+    follow_up: Annotated[MessageView, "The answer, handover or dead letter that was published, without its body"] | None
     refused: Annotated[str, "Code of the reason why the follow-up was not published"] | None
     repeated: Annotated[bool, "True if the claim had ended in the same way before"]
 
@@ -153,11 +153,11 @@ def claim_end_view(
     refused: str | None = None,
     repeated: bool,
 ) -> ClaimEndView:
-    """Return the ended claim, with the message that its end published."""
+    """Return the ended claim, with the message that its end published. Its body is not sent back to its sender."""
     return {
         "claim": claim_view(claim, None),
         "state": state,
-        "follow_up": None if follow_up is None else message_view(follow_up),
+        "follow_up": None if follow_up is None else message_view(follow_up, shows_body=False),
         "refused": refused,
         "repeated": repeated,
     }
