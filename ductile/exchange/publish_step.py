@@ -41,7 +41,7 @@ from ductile.engine.job_context import JobContext
 from ductile.engine.judge import MAX_ERROR_CHARS, backoff, stop_outcome
 from ductile.engine.running_jobs import Attempt
 from ductile.exchange.service import MessageExchange
-from ductile.ledger.exchange.publish import StepMessage, publish_for_step
+from ductile.ledger.exchange.publish import SERVICE, StepMessage, publish_for_step
 from ductile.ledger.queue.outbox import postpone
 from ductile.ledger.storage.db import Db
 from ductile.pipeline.compile.plan import STEP_SUCCEEDED
@@ -94,9 +94,10 @@ async def _run(exchange: MessageExchange, ctx: JobContext, attempt: Attempt) -> 
                 lambda db: _advance(db, job, message, wait, exchange, now=ctx.clock.now(), run_id=ctx.run_id),
                 wait=False,
             )
-    except TopicFull as error:
-        return _retried(job, str(error), evidence)
-    except HopsExceeded as error:
+    except (TopicFull, HopsExceeded) as error:
+        await exchange.journal_refusal(error, actor=SERVICE)
+        if isinstance(error, TopicFull):
+            return _retried(job, str(error), evidence)
         return Failed(str(error), evidence, OutcomeCode.REFUSED)
     if step.published is not None:
         exchange.announce_messages([step.message])

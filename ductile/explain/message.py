@@ -3,7 +3,7 @@
 Takes facts of the ledger and returns a value. Only a running service knows which workers wait; it passes their number.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -89,16 +89,30 @@ class MessageExplanation:
         }
 
 
-def message_why(db: Db, ledger: Path, message_id: str, *, waiting_workers: int | None = None) -> MessageWhyView:
+def message_why(
+    db: Db,
+    ledger: Path,
+    message_id: str,
+    *,
+    waiting_workers: int | None = None,
+    may_name: Callable[[str], bool] = lambda _topic: True,
+) -> MessageWhyView:
     """Explain one message as JSON data. Raises MessageUnknown for an id that the ledger does not know."""
-    return explain_message(db, ledger, message_id, waiting_workers=waiting_workers).as_data()
+    return explain_message(db, ledger, message_id, waiting_workers=waiting_workers, may_name=may_name).as_data()
 
 
 def explain_message(
-    db: Db, ledger: Path, message_id: str, *, waiting_workers: int | None = None, now: datetime | None = None
+    db: Db,
+    ledger: Path,
+    message_id: str,
+    *,
+    waiting_workers: int | None = None,
+    may_name: Callable[[str], bool] = lambda _topic: True,
+    now: datetime | None = None,
 ) -> MessageExplanation:
     """Explain one message. `waiting_workers` is how many wait on its topic; None if that is not known.
 
+    Only topics for which `may_name` is true are suggested instead of a misspelled one.
     Raises MessageUnknown for an id that the ledger does not know.
     """
     moment = now or datetime.now(UTC)
@@ -106,7 +120,7 @@ def explain_message(
         facts = message_facts(db, message_id)
     except MessageUnknown:
         return _pruned(db, message_id, moment)
-    topics = claimed_topics(db) if facts.topic.last_claim is None else []
+    topics = filter(may_name, claimed_topics(db)) if facts.topic.last_claim is None else ()
     found = [
         *([] if has_service(ledger) or not facts.state.is_open else [Reason("service_down")]),
         *message_reasons(

@@ -21,6 +21,7 @@ exchange:
     - {topic: ship.request, pipeline: ship}
     - {topic: seen, event: page.seen, success_topic: seen.done, failure_topic: seen.failed}
     - {topic: lose.request, pipeline: lose}
+    - {topic: echoing, pipeline: echoing}
     - {topic: narrow.request, pipeline: deploy, max_open: 1}
     - {topic: missed, event: page.missed, success_topic: missed.done, failure_topic: missed.failed}
     - {topic: unseen, event: page.unseen, success_topic: unseen.done, failure_topic: unseen.failed}
@@ -28,6 +29,7 @@ pipelines:
   - name: ship
     on: ship.wanted
     steps: [{id: pack, uses: quick}, {id: label, uses: echo, with: {topic: "{context.message.topic}"}}]
+  - {name: echoing, on: echoing.wanted, steps: [{id: again, publish: {topic: echoing, body: again}}]}
   - {name: lose, on: page.missed, steps: [{id: lost, uses: failing}]}
   - {name: lose-too, on: page.missed, steps: [{id: lost, uses: failing}]}
   - {name: first, on: page.seen, steps: [{id: a, uses: quick}]}
@@ -217,6 +219,13 @@ def test_a_waiting_step_survives_a_crash_and_publishes_once(service: Service, ho
     publish(service, "approval.done", "yes", conversation_id=request["conversation_id"])
     assert ended(service, root)["ship"]["status"] == "succeeded"
     assert home.rows("SELECT COUNT(*) AS n FROM messages WHERE topic = 'approval.request'") == [{"n": 1}]
+
+
+def test_a_pipeline_that_answers_itself_ends_at_the_hop_limit(service: Service, home: Home) -> None:
+    publish(service, "echoing")
+    (refused,) = poll_until(lambda: home.rows("SELECT data, actor FROM journal WHERE kind = 'message.refused'"))
+    assert (json.loads(refused["data"])["code"], refused["actor"]) == ("hops_exceeded", "service")
+    assert home.rows("SELECT COUNT(*) AS n, MAX(hops) AS hops FROM messages") == [{"n": 21, "hops": 20}]
 
 
 def test_a_crash_after_a_step_has_published_does_not_repeat_the_message(home: Home, start: Start) -> None:

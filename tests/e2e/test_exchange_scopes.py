@@ -82,6 +82,12 @@ def test_readers_see_only_messages_of_their_topics(service: Service) -> None:
             "GET", f"/exchange/messages/{secret['message_id']}{suffix}", token=token_of("reader")
         )
         assert (status, refused["code"]) == (404, "message_unknown")
+    publish(service, "deploy.to-production")
+    claim(service, "deploy.to-production")
+    misspelled = publish(service, "review.to-production")
+    path = f"/exchange/messages/{misspelled['message_id']}/why"
+    shown = [service.ask("GET", path, token=token_of(name))[1]["reasons"][0]["similar"] for name in ("viewer", "owner")]
+    assert (shown[0], shown[1] == shown[0]) == ("deploy.to-production", False)
     topics = service.ask("GET", "/exchange/topics", token=token_of("outsider"))[1]["topics"]
     assert {topic["topic"].partition(".")[0] for topic in topics} == {"deploy"}
     page = service.ask("GET", "/exchange/topics?limit=1", token=token_of("reader"))[1]

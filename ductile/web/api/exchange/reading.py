@@ -134,7 +134,13 @@ def _why(db: Db, ctx: AppContext, message_id: str, allowed: Allowed) -> MessageW
         raise unknown_message(message_id)
     if topic is None:
         return view
-    return message_why(db, ctx.ledger.path, message_id, waiting_workers=ctx.exchange.waiters.count(topic))
+    return message_why(
+        db,
+        ctx.ledger.path,
+        message_id,
+        waiting_workers=ctx.exchange.waiters.count(topic),
+        may_name=partial(may_read, allowed),
+    )
 
 
 async def list_topics(ctx: AppContext, request: Request) -> Response:
