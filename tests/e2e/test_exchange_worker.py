@@ -241,11 +241,15 @@ def test_serve_needs_no_configuration(tmp_path: Path) -> None:
             published = subprocess.run(
                 [*line[:4], "publish", "a.b", "hello"], cwd=tmp_path, env=environ, capture_output=True, check=True
             )
+            status = subprocess.run(
+                [*line[:3], "system", "selfcheck", "--config", tmp_path / ".ductile"], capture_output=True, check=False
+            )
             found = subprocess.run(
                 [*line[:4], "claim", "a.b", "--json"], cwd=tmp_path, env=environ, capture_output=True, check=True
             )
         finally:
             service.terminate()
+    assert status.returncode == 0, status.stdout
     assert json.loads(found.stdout)["claims"][0]["message_id"] == published.stdout.decode().strip()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [".ductile"]
 

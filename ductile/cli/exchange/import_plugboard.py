@@ -46,7 +46,7 @@ def _import(file: Path, total: int, config: Path | None) -> dict[str, Any]:
     from ductile.cli.exchange.direct import writable_ledger
     from ductile.core.clock import Clock
     from ductile.core.instance.actors import process_actor
-    from ductile.ledger.admin.import_plugboard import ImportCounts, import_messages, read_plugboard
+    from ductile.ledger.admin.import_plugboard import ImportCounts, import_messages, journal_import, read_plugboard
     from ductile.ledger.storage.sync_ledger import run_sync
 
     counts, done, actor = ImportCounts(), 0, process_actor()
@@ -56,6 +56,7 @@ def _import(file: Path, total: int, config: Path | None) -> dict[str, Any]:
             done += len(batch)
             if done % PROGRESS_EVERY < len(batch):
                 output.note(f"{done:,} of {total:,} messages")
+        run_sync(ledger.write(journal_import, file.resolve(), counts, now=Clock().now(), actor=actor))
     return attrs.asdict(counts)
 
 

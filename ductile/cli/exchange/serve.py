@@ -12,7 +12,7 @@ from ductile.core.errors import DuctileError
 CONFIG = """\
 # Configuration of `ductile exchange serve`: the exchange and the local socket. Add sections as needed.
 state: {path: state.db}
-plugin_roots: []
+plugin_roots: [plugins]
 service: {name: exchange}
 """
 
@@ -54,6 +54,6 @@ def make_configuration(folder: Path) -> None:
     """Write the configuration if the folder has none."""
     from ductile.core import files
 
-    files.make_private_folder(folder)
+    files.make_private_folder(folder / "plugins")
     if not (folder / "config.yaml").exists():
         files.write_private(folder / "config.yaml", CONFIG.encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from ductile.core.clock import from_text, to_text, to_text_or_none
 from ductile.core.errors import DuctileError
@@ -29,6 +29,7 @@ from ductile.core.message import (
 from ductile.ledger.exchange.publish import INSERT_MESSAGE, insert_delivery
 from ductile.ledger.exchange.rows import find_message, require_message
 from ductile.ledger.storage.db import Db
+from ductile.ledger.tables import journal
 
 BATCH = 500
 """Messages in one transaction."""
@@ -130,6 +131,12 @@ def import_messages(db: Db, batch: list[SourceMessage], counts: ImportCounts, *,
             counts.first_problem = counts.first_problem or f"message {source.fields.get('id')}: {error}"
             continue
         _insert(db, source, message, created_at, counts, now=now, actor=actor)
+
+
+def journal_import(db: Db, path: Path, counts: ImportCounts, *, now: datetime, actor: str) -> None:
+    """Journal a complete import."""
+    data = {"file": str(path), **asdict(counts)}
+    journal.append(db, "messages.imported", now=now, data=data, actor=actor)
 
 
 def _checked(fields: dict[str, Any]) -> NewMessage:

@@ -66,6 +66,7 @@ UNCHANGED = frozenset(
         "message.requeued",
         "message.timed_out",
         "message.unclaimed",
+        "messages.imported",
         "notification.held",
         "notification.sent",
         "notification.skipped",

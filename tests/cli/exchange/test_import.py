@@ -65,6 +65,14 @@ def test_messages_keep_ids_order_conversations_and_states(run: Run, home: Path, 
     assert (check["state"], check["body"]) == ("success", "answer")
 
 
+def test_an_import_is_in_the_audit_trail_and_leaves_a_sound_ledger(run: Run, home: Path, plugboard: Path) -> None:
+    run("exchange", "import", plugboard, "--config", home)
+    (act,) = run("system", "audit", "--json", "--config", home).json["acts"]
+    assert (act["kind"], act["data"]["messages"], act["data"]["file"]) == ("messages.imported", 4, str(plugboard))
+    checked = run("system", "selfcheck", "--json", "--config", home).json
+    assert [check for check in checked["checks"] if check["name"].startswith("ledger") and not check["ok"]] == []
+
+
 def test_a_repeated_import_writes_only_what_is_new(run: Run, home: Path, plugboard: Path, tmp_path: Path) -> None:
     run("exchange", "import", plugboard, "--config", home)
     more = ({"id": "later", "topic": "a.request", "body": "fourth"},)

@@ -195,10 +195,10 @@ NOUNS = (
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
 NOT_KINDS = {
     *("job.dead", "run.completed", "event.dedupe_key", "event.payload", "event.type", "state.path", "relay.with"),
-    "config.yaml",
+    *("config.yaml", "state.db", "job.run"),
     *("run.py", "run.js", "run.ts", "run.sh", "run.rb"),
 }
-"""Hook signals, data paths and file names."""
+"""Hook signals, data paths, and names of files and modules."""
 
 
 def written_kinds() -> Iterator[str]:
