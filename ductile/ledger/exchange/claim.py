@@ -79,14 +79,16 @@ def claim_messages(
     return claimed
 
 
+# A paused topic has no lane: a condition beside it would be tested for each ready message.
 OLDEST_READY = f"""
     SELECT seq FROM deliveries {using("deliveries_lanes")}
-     WHERE lane = ? AND NOT EXISTS (SELECT 1 FROM topic_pauses WHERE topic = lane) ORDER BY seq LIMIT ?
+     WHERE lane = (SELECT :topic WHERE NOT EXISTS (SELECT 1 FROM topic_pauses WHERE topic = :topic))
+     ORDER BY seq LIMIT :limit
 """
 
 
 def _heads(db: Db, topic: str, limit: int) -> list[tuple[int]]:
-    return db.execute(OLDEST_READY, (topic, limit)).fetchall()
+    return db.execute(OLDEST_READY, {"topic": topic, "limit": limit}).fetchall()
 
 
 TAKE = """

@@ -100,11 +100,11 @@ def resume_topic(db: Db, topic: str, *, now: datetime, actor: str) -> bool:
 
 # ── messages that no worker claims ───────────────────────────────────────────────────────────────────────────────────
 
-# A topic that was never claimed has readers, but no workers.
+# A topic that was never claimed has readers, but no workers. It has no lane here, and a paused one has none, either.
 OLDEST_READY = f"""
     SELECT seq, message_id, ready_at, warned FROM deliveries {using("deliveries_lanes")}
-     WHERE lane = ? AND EXISTS (SELECT 1 FROM claims WHERE claims.topic = lane)
-       AND NOT EXISTS (SELECT 1 FROM topic_pauses WHERE topic_pauses.topic = lane)
+     WHERE lane = (SELECT :topic WHERE EXISTS (SELECT 1 FROM claims WHERE topic = :topic)
+                      AND NOT EXISTS (SELECT 1 FROM topic_pauses WHERE topic = :topic))
      ORDER BY seq LIMIT 1
 """
 COUNT_READY = "SELECT COUNT(*) FROM deliveries WHERE lane = ?"
@@ -129,7 +129,7 @@ def unclaimed_messages(db: Db, *, now: datetime, rules: RulesOf) -> list[Unclaim
     found = []
     for topic in topics_with_ready_messages(db):
         warn_after = rules(topic).warn_after
-        row = db.execute(OLDEST_READY, (topic,)).fetchone() if warn_after else None
+        row = db.execute(OLDEST_READY, {"topic": topic}).fetchone() if warn_after else None
         if warn_after is None or row is None or row[3] or now - from_text(row[2]) < warn_after:
             continue
         count = db.execute(COUNT_READY, (topic,)).fetchone()[0]

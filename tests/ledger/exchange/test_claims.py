@@ -12,10 +12,11 @@ from ductile.core.message import (
     ClaimUnknown,
     FollowUp,
     MessageState,
+    NewMessage,
     TopicRules,
 )
 from ductile.ledger.exchange import claim as claims
-from ductile.ledger.exchange import finish, rows
+from ductile.ledger.exchange import finish, operate, rows
 from ductile.ledger.exchange.claim import Worker
 from ductile.ledger.exchange.finish import Ended, LostClaim, Returned
 from ductile.ledger.exchange.rows import require_claim
@@ -339,3 +340,15 @@ def test_an_end_that_is_rolled_back_leaves_the_claim_active(exchange: ExchangeDr
     exchange.db.execute("ROLLBACK")
     assert exchange.counts("messages", "deliveries", "claims", "journal") == before
     assert exchange.state(message) is MessageState.CLAIMED
+
+
+def test_a_paused_topic_with_many_messages_costs_no_more(exchange: ExchangeDriver) -> None:
+    exchange.publish_all([NewMessage(topic=TOPIC, body="x")] * 1_000)
+    with transaction(exchange.db):
+        operate.pause_topic(exchange.db, TOPIC, "maintenance", now=exchange.now, actor=ALICE)
+    tens_of_steps = []
+    exchange.db.set_progress_handler(lambda: tens_of_steps.append(10), 10)
+    assert exchange.claim() == []
+    assert operate.unclaimed_messages(exchange.db, now=exchange.advance(hours=1), rules=exchange.rules) == []
+    exchange.db.set_progress_handler(None, 0)
+    assert sum(tens_of_steps) < 1_000
