@@ -31,7 +31,7 @@ from scripts.benches.lib.exchange_client import (
 from scripts.benches.lib.exchange_history import write_handled_messages
 from scripts.benches.lib.instance import Instance, entrypoint_of, new_instance
 from scripts.benches.lib.service import Service, running_service
-from scripts.benches.lib.usage import read_usage
+from scripts.benches.lib.usage import cpu_seconds, read_usage
 
 TOPIC = "bench.request"
 SH = """#!/bin/sh
@@ -49,7 +49,7 @@ EXTRA_MESSAGES = 2 * WORKERS
 
 
 def measure_claim(bench: Bench) -> Iterator[Line]:
-    """Publish one message at a time while one worker waits."""
+    """Publish one message at a time while one worker waits, and one that no worker waits for."""
     count = bench.size(500, 50)
     for mode in bench.modes:
         with new_instance(bench, mode=mode) as instance, running_service(instance), ExitStack() as stack:
@@ -65,7 +65,7 @@ def measure_claim(bench: Bench) -> Iterator[Line]:
                 times.append((time.perf_counter() - begin) * 1000)
                 publisher.receive()
                 worker.ask(post(f"/exchange/claims/{claim_id_in(answer)}/complete", {"body": "done"}))
-            for _ in range(count):
+                time.sleep(BEFORE_PUBLISH)
                 begin = time.perf_counter()
                 publisher.ask(post("/exchange/messages", {"topic": "unclaimed", "body": "x"}))
                 publishes.append((time.perf_counter() - begin) * 1000)
@@ -130,8 +130,11 @@ def measure_rate(bench: Bench) -> Iterator[Line]:
     count = bench.size(3000, 300)
     for mode in bench.modes:
         with new_instance(bench, mode=mode) as instance, running_service(instance) as service:
+            cpu_before = cpu_seconds(service.pid)
             rates = [handle_backlog(service, count) for _ in range(bench.rounds)]
-        yield bench.line("exchange", "handled_per_second", rates, mode=mode, messages=count, workers=WORKERS)
+            own_cpu_ms = (cpu_seconds(service.pid) - cpu_before) * 1000 / count / bench.rounds
+        details = {"messages": count, "workers": WORKERS, "own_cpu_ms_per_message": own_cpu_ms}
+        yield bench.line("exchange", "handled_per_second", rates, mode=mode, **details)
 
 
 def handle_backlog(service: Service, count: int) -> float:
