@@ -42,6 +42,8 @@ GROUP = "ductile"
 """The worker group of all consumers."""
 EVENT_TYPE = "exchange.message"
 """The type of the event that a plugin or pipeline receives for a message."""
+MAX_DEPTH = strict_json.MAX_DEPTH - 4
+"""Of a body and of metadata in a run: they are inside the event of a job, and that inside its request."""
 RECHECK_SECONDS = 60.0
 """After this time without an announcement, the ledger is read again."""
 
@@ -185,21 +187,24 @@ def _start(db: Db, jobs: FollowUps, snapshot: Snapshot, ctx: JobContext) -> list
 
 
 def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) -> FollowUps:
-    """Return the first jobs of the run, the root first. A target that cannot run gives a failed root job. Pure."""
-    message, routing = claimed.message, snapshot.routing
-    payload, about = message_payload(message), describe(claimed)
-    kind, at = consumer.event or EVENT_TYPE, claimed.claim.claimed_at
-    event = Event(message.id, kind, payload, SUBMITTER, at, message=about)
+    """Return the first jobs of the run, the root first. A run that cannot start is a failed root job. Pure."""
+    message, at = claimed.message, claimed.claim.claimed_at
+    event = Event(message.id, consumer.event or EVENT_TYPE, message_payload(message), SUBMITTER, at)
     root_id = derived_id(claimed.claim.id, SUBMITTER)  # a message that was requeued starts another run
-    run: dict[str, Any] = {"submitted_by": SUBMITTER, "baggage": {"message": about}}
     try:
-        if consumer.event is not None:
-            return _under_one_root(route_external_event(event, routing, **run), event, root_id, snapshot)
-        if consumer.pipeline is not None:
-            return trigger_run_with(snapshot.plans.require(consumer.pipeline), event, routing, **run)
+        return _first_jobs(consumer, evolve(event, message=describe(claimed)), root_id, snapshot)
     except (TooManyFollowUps, DuctileError) as error:
         root = _root(root_id, event, snapshot, JobStatus.FAILED, f"the run cannot start: {error}")
         return FollowUps(children=(root,))
+
+
+def _first_jobs(consumer: Consumer, event: Event, root_id: str, snapshot: Snapshot) -> FollowUps:
+    routing = snapshot.routing
+    run: dict[str, Any] = {"submitted_by": SUBMITTER, "baggage": {"message": event.message}}
+    if consumer.event is not None:
+        return _under_one_root(route_external_event(event, routing, **run), event, root_id, snapshot)
+    if consumer.pipeline is not None:
+        return trigger_run_with(snapshot.plans.require(consumer.pipeline), event, routing, **run)
     if consumer.command == HANDLE:
         return create_handle_job(consumer.plugin or "", event, routing, submitted_by=SUBMITTER)
     target = routing.target(consumer.plugin or "")
@@ -207,7 +212,7 @@ def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) 
         plugin=consumer.plugin or "",
         command=consumer.command,
         submitted_by=SUBMITTER,
-        payload=strict_json.dumps(payload),
+        payload=strict_json.dumps(event.payload),
         max_attempts=target.max_attempts,
         source_event_id=event.id,
         snapshot_id=routing.snapshot_id,
@@ -218,16 +223,16 @@ def first_jobs(consumer: Consumer, claimed: ClaimedMessage, snapshot: Snapshot) 
 
 
 def message_payload(message: Message) -> dict[str, Any]:
-    """Return the payload of the run: the body if that is a JSON object, else `body` with the text."""
+    """Return the payload of the run: the body if that is a JSON object of at most MAX_DEPTH levels, else its text."""
     try:
-        content = strict_json.loads(message.body)
+        content = strict_json.loads(message.body, max_depth=MAX_DEPTH)
     except DuctileError:
         content = None
     return content if isinstance(content, dict) else {"body": message.body}
 
 
 def describe(claimed: ClaimedMessage) -> dict[str, Any]:
-    """Return what the run knows about its message, apart from the body."""
+    """Return what the run knows about its message, apart from the body. Raises Unreadable for too deep metadata."""
     message = claimed.message
     return {
         "id": message.id,
@@ -236,9 +241,13 @@ def describe(claimed: ClaimedMessage) -> dict[str, Any]:
         "parent_id": message.parent_id,
         "producer": message.producer,
         "created_at": to_text(message.created_at),
-        "metadata": strict_json.loads(message.metadata_json) if message.metadata_json else {},
+        "metadata": _metadata(message.metadata_json),
         "delivery": claimed.claim.delivery,
     }
+
+
+def _metadata(text: str | None) -> Any:
+    return strict_json.loads(text, source="metadata", max_depth=MAX_DEPTH) if text else {}
 
 
 def _under_one_root(runs: tuple[FollowUps, ...], event: Event, root_id: str, snapshot: Snapshot) -> FollowUps:

@@ -221,6 +221,18 @@ def test_a_waiting_step_survives_a_crash_and_publishes_once(service: Service, ho
     assert home.rows("SELECT COUNT(*) AS n FROM messages WHERE topic = 'approval.request'") == [{"n": 1}]
 
 
+@pytest.mark.parametrize("topic", ["count.request", "ship.request", "seen"])
+def test_a_run_for_a_message_that_is_nested_too_deeply_ends(service: Service, home: Home, topic: str) -> None:
+    """A job can have fewer levels than a message. A deep body is text for the run; deep metadata ends it."""
+    deepest: dict[str, Any] = {}
+    for _ in range(63):
+        deepest = {"a": deepest}
+    done = reply_to(home, publish(service, topic, json.dumps(deepest)))
+    assert done["topic"].endswith(".done"), done["body"]
+    failed = reply_to(home, publish(service, topic, metadata=deepest))
+    assert "the run cannot start: metadata" in failed["body"]
+
+
 def test_a_pipeline_that_answers_itself_ends_at_the_hop_limit(service: Service, home: Home) -> None:
     publish(service, "echoing")
     (refused,) = poll_until(lambda: home.rows("SELECT data, actor FROM journal WHERE kind = 'message.refused'"))
