@@ -19,7 +19,7 @@ from ductile.cli.base import click_base, output
 NOUNS = {
     "config": "Create, check, edit and seal the configuration.",
     "event": "Send an event, and show what an event led to.",
-    "exchange": "Publish, read, claim and answer messages.",
+    "exchange": "Publish, read, claim and reply to messages.",
     "job": "List, inspect, explain, retry, replay and cancel jobs.",
     "pipeline": "List, draw, dry-run, test and run pipelines.",
     "plugin": "List, create, check, test, run and pause plugins.",

@@ -152,7 +152,7 @@ def test_a_request_without_an_answer_exits_with_75_and_names_the_conversation(ho
     done = exchange(home, "request", "review.request", "--body", "hello", "--timeout", "100ms")
     conversation = re.findall(r"published message_id=\S+ conversation_id=(\S+)", done.stderr)[0]
     assert (done.exit_code, done.stdout) == (75, "")
-    assert f"no answer within 100ms: conversation_id={conversation}" in done.stderr
+    assert f"no reply within 100ms: conversation_id={conversation}" in done.stderr
     pending = exchange_json(home, "check", "--conversation-id", conversation)
     assert pending == {"state": "pending", "conversation_id": conversation}
     assert exchange(home, "check", "--conversation-id", conversation, "--exit-code").exit_code == 75

@@ -1,4 +1,4 @@
-"""`ductile exchange`: messages on topics, which other programs claim and answer."""
+"""`ductile exchange`: messages on topics, which other programs claim and reply to."""
 
 import click
 
@@ -31,4 +31,4 @@ COMMAND_MODULES = {
 
 @click.group("exchange", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """Publish, read, claim and answer messages."""
+    """Publish, read, claim and reply to messages."""

@@ -16,7 +16,7 @@ from ductile.cli.exchange.message_options import message_options, read_body, rea
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--body-file", type=click.Path(path_type=Path), help="Read the body from this file; `-` is stdin.")
-@click.option("--parent-id", help="The message that this one answers.")
+@click.option("--parent-id", help="The message that this one replies to.")
 @message_options
 @options.change
 def publish(

@@ -70,9 +70,11 @@ def _escape(text: str) -> str:
 
 @click.command("check")
 @click.option("--conversation-id", "--conversation", "conversation_id", required=True, help="The conversation.")
-@click.option("--success-topic", help="Topic of answers. Default for a conversation that began on X.request: X.done.")
-@click.option("--failure-topic", help="Topic of failures. Default, likewise: X.failed.")
-@click.option("--timeout-topic", help="Topic of timeouts. Default, likewise: X.request.timed_out.")
+@click.option(
+    "--success-topic", help="Topic of successful replies. Default for a conversation that began on X.request: X.done."
+)
+@click.option("--failure-topic", help="Topic of failed replies. Default, likewise: X.failed.")
+@click.option("--timeout-topic", help="Topic of replies that report a timeout. Default, likewise: X.request.timed_out.")
 @click.option("--wait", help="If there is no reply yet, wait this long for one.")
 @click.option("--exit-code", is_flag=True, help="Exit with 75 if there is no reply yet.")
 @options.service

@@ -21,20 +21,20 @@ from ductile.core.errors import DuctileError
 FAILURE_EXIT = 1
 
 
-class NoAnswer(DuctileError):
-    """The request has no answer yet."""
+class NoReply(DuctileError):
+    """The request has no reply yet."""
 
-    code, exit_code, status = "no_answer", 75, 504
+    code, exit_code, status = "no_reply", 75, 504
 
 
 @click.command("request")
 @click.argument("topic")
-@click.option("--success-topic", help="Topic of answers. Default for X.request: X.done.")
-@click.option("--failure-topic", help="Topic of failures. Default for X.request: X.failed.")
-@click.option("--timeout-topic", help="Topic of timeouts. Default: TOPIC with `.timed_out` added.")
+@click.option("--success-topic", help="Topic of successful replies. Default for X.request: X.done.")
+@click.option("--failure-topic", help="Topic of failed replies. Default for X.request: X.failed.")
+@click.option("--timeout-topic", help="Topic of replies that report a timeout. Default: TOPIC with `.timed_out` added.")
 @click.option("--body", default=FROM_STDIN, help="Body of the request. Default: stdin.")
 @message_options
-@click.option("--timeout", help="Exit with 75 if there is no answer within this time. Default: no limit.")
+@click.option("--timeout", help="Exit with 75 if there is no reply within this time. Default: no limit.")
 @click.option("--wait-timeout-ms", type=int, help="Accepted for Plugboard; has no effect.")
 @click.option("--recheck-ms", type=int, help="Accepted for Plugboard; has no effect.")
 @options.change
@@ -75,10 +75,10 @@ def request(topic: str, body: str, timeout: str | None, as_json: bool, **flags: 
     except DuctileError as error:
         raise _naming(error, conversation, topics) from error
     except KeyboardInterrupt:
-        output.note(f"no answer yet: conversation_id={conversation}")
+        output.note(f"no reply yet: conversation_id={conversation}")
         raise
     if reply["state"] == "pending":
-        raise _naming(NoAnswer(f"no answer within {timeout}: conversation_id={conversation}"), conversation, topics)
+        raise _naming(NoReply(f"no reply within {timeout}: conversation_id={conversation}"), conversation, topics)
     write_body(reply["reply"] and reply["reply"]["body"])
     return 0 if reply["state"] == "success" else FAILURE_EXIT
 
@@ -105,5 +105,5 @@ def _naming(error: DuctileError, conversation: str, topics: dict[str, str]) -> D
         f" --failure-topic {topics['failure_topic']}"
     )
     error.context = {**error.context, "conversation_id": conversation}
-    error.hint = f"The request is stored. Look for its answer with `{check}`."
+    error.hint = f"The request is stored. Look for its reply with `{check}`."
     return error

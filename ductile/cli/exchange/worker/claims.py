@@ -107,11 +107,11 @@ def end_options(command: Command) -> Command:
 
 @click.command("complete")
 @end_options
-@click.option("--topic", help="Topic of the answer. Default for a message on X.request: X.done.")
+@click.option("--topic", help="Topic of the reply. Default for a message on X.request: X.done.")
 def complete(claim_id: str, as_json: bool, **flags: Any) -> None:
-    """End a claim: the message is completed, and BODY is published as its answer. BODY `-` reads stdin.
+    """End a claim: the message is completed, and BODY is published as its reply. BODY `-` reads stdin.
 
-    Without BODY no answer is published.
+    Without BODY no reply is published.
 
     Example: ductile exchange complete 01a1e54a-444a-7666-8be9-75a067ae70f7 "looks good"
     """
@@ -120,11 +120,11 @@ def complete(claim_id: str, as_json: bool, **flags: Any) -> None:
 
 @click.command("fail")
 @end_options
-@click.option("--topic", help="Topic of the answer. Default for a message on X.request: X.failed.")
+@click.option("--topic", help="Topic of the reply. Default for a message on X.request: X.failed.")
 def fail(claim_id: str, as_json: bool, **flags: Any) -> None:
-    """End a claim: the message is failed and not delivered again, and BODY is published as its answer.
+    """End a claim: the message is failed and not delivered again, and BODY is published as its reply.
 
-    Without BODY no answer is published. `ductile exchange requeue` makes a failed message ready again.
+    Without BODY no reply is published. `ductile exchange requeue` makes a failed message ready again.
 
     Example: ductile exchange fail 01a1e54a-444a-7666-8be9-75a067ae70f7 "the file does not exist"
     """

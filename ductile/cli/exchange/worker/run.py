@@ -27,9 +27,11 @@ NOTHING_CAME_EXIT = 75
 
 @click.command("run")
 @click.option("--topic", required=True, help="Handle the messages of this topic.")
-@click.option("--success-topic", help="Topic of answers. Default for X.request: X.done.")
-@click.option("--failure-topic", help="Topic of failures. Default for X.request: X.failed.")
-@click.option("--timeout-topic", help="Topic of timeouts. Default: the topic with `.timed_out` added.")
+@click.option("--success-topic", help="Topic of successful replies. Default for X.request: X.done.")
+@click.option("--failure-topic", help="Topic of failed replies. Default for X.request: X.failed.")
+@click.option(
+    "--timeout-topic", help="Topic of replies that report a timeout. Default: the topic with `.timed_out` added."
+)
 @click.option("--timeout", help="Time limit of the command, such as 5m; 0s is none. Default: 60s.")
 @click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="The same in seconds.")
 @click.option("--lease", help="Lease of a claim. Renewed every third of it. Default: the time limit and 30s.")
@@ -47,7 +49,7 @@ NOTHING_CAME_EXIT = 75
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @options.service
 def run(topic: str, command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
-    """Handle the messages of a topic with a command: the body is its stdin, its stdout is the answer.
+    """Handle the messages of a topic with a command: the body is its stdin, its stdout is the reply.
 
     The command gets the environment of this process without API keys, and DUCTILE_MESSAGE_ID, DUCTILE_CONVERSATION_ID,
     DUCTILE_TOPIC, DUCTILE_CLAIM_ID, DUCTILE_DELIVERY and DUCTILE_META_KEY for each `--meta` of the message.

@@ -51,7 +51,7 @@ class ReplyTopicsBody(TypedDict):
 class MessageBody(TypedDict):
     topic: TopicText
     body: Annotated[str, "Text; at most exchange.max_body_size bytes"]
-    parent_id: NotRequired[Annotated[str, "The message that it answers"]]
+    parent_id: NotRequired[Annotated[str, "The message that it replies to"]]
     conversation_id: NotRequired[Annotated[NameText, "Default: that of the parent, else the id of the message"]]
     producer: NotRequired[NameText]
     metadata: NotRequired[dict[str, Any]]
