@@ -300,21 +300,29 @@ def _end_claim(
         return finish.end(db, claim.id, failed, now=now, actor=SERVICE, rules=rules, reason="its run was deleted")
     consumers = snapshot.config.settings.exchange.consumers
     consumer = next((one for one in consumers if one.topic == claim.topic), Consumer(topic=claim.topic))
-    follow_up = reply_to(end, consumer.reply_topic(end.status), snapshot)
+    body = reply_body(end, snapshot)
+    if end.status is ClaimStatus.COMPLETED and len(body.encode()) > snapshot.config.settings.exchange.max_body_size:
+        end = evolve(end, status=ClaimStatus.FAILED)
+        size = f"{len(body.encode()):,} bytes"
+        body = f"the result has {size}, more than exchange.max_body_size allows; job {end.run.root.id} has it"
+    follow_up = reply_to(end, consumer.reply_topic(end.status), body)
     return finish.end(db, claim.id, end.status, now=now, actor=SERVICE, rules=exchange.rules, follow_up=follow_up)
 
 
-def reply_to(end: RunEnd, topic: str | None, snapshot: Snapshot) -> FollowUp | None:
-    """Return the reply with the result of the run; None without a topic. Pure."""
+def reply_body(end: RunEnd, snapshot: Snapshot) -> str:
+    """Return the result of the run as text, or what failed. Pure."""
+    if end.status is ClaimStatus.COMPLETED:
+        return snapshot.config.mask(_result_text(end.result))
+    return snapshot.config.mask(str(run_payload(end.run)["message"]))
+
+
+def reply_to(end: RunEnd, topic: str | None, body: str) -> FollowUp | None:
+    """Return the reply of a run; None without a topic. Pure."""
     if topic is None:
         return None
-    about = run_payload(end.run)
-    body = _result_text(end.result) if end.status is ClaimStatus.COMPLETED else str(about["message"])
-    mask = snapshot.config.mask
-    metadata = {"job_id": end.run.root.id, "status": str(end.status), "duration_ms": about["duration_ms"]}
-    return FollowUp(
-        topic=topic, body=mask(body), metadata_json=strict_json.dumps(metadata), source_job_id=end.run.root.id
-    )
+    root_id, duration = end.run.root.id, run_payload(end.run)["duration_ms"]
+    metadata = strict_json.dumps({"job_id": root_id, "status": str(end.status), "duration_ms": duration})
+    return FollowUp(topic=topic, body=body, metadata_json=metadata, source_job_id=root_id)
 
 
 def _result_text(result: Any) -> str:

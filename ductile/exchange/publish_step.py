@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
-from ductile.core.errors import DuctileError
+from ductile.core.errors import DuctileError, LedgerBusy, LedgerFull
 from ductile.core.formats import strict_json
 from ductile.core.message import (
     HopsExceeded,
@@ -28,6 +28,7 @@ from ductile.core.model import (
     Dead,
     Evidence,
     Failed,
+    Interrupted,
     Job,
     Outcome,
     OutcomeCode,
@@ -99,6 +100,8 @@ async def _run(exchange: MessageExchange, ctx: JobContext, attempt: Attempt) -> 
         if isinstance(error, TopicFull):
             return _retried(job, str(error), evidence)
         return Failed(str(error), evidence, OutcomeCode.REFUSED)
+    except (LedgerFull, LedgerBusy) as error:  # does not count as an attempt; the record of it waits for the ledger
+        return Interrupted(str(error), evidence)
     if step.published is not None:
         exchange.announce_messages([step.message])
         exchange.wake([step.message.topic] if step.published.state is MessageState.READY else [])

@@ -125,6 +125,16 @@ def test_a_failed_run_publishes_its_error_on_the_failure_topic(service: Service,
     assert home.rows("SELECT status FROM claims") == [{"status": "failed"}]
 
 
+def test_a_result_that_is_too_large_for_a_message_fails_it(home: Home, start: Start) -> None:
+    home.plugin("fallible", FALLIBLE)
+    home.add(
+        "plugins: {fallible: {}}\nexchange: {max_body_size: 100, consumers: [{topic: a.request, plugin: fallible}]}\n"
+    )
+    service = start()
+    reply = reply_to(home, publish(service, "a.request", "x" * 95))
+    assert (reply["topic"], "more than exchange.max_body_size allows" in reply["body"]) == ("a.failed", True)
+
+
 def test_a_message_starts_a_pipeline_and_its_last_result_is_the_reply(service: Service, home: Home) -> None:
     reply = reply_to(home, publish(service, "ship.request", '{"box": 7}'))
     body = json.loads(reply["body"])
