@@ -97,6 +97,7 @@ HISTORIES = st.builds(
 )
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(DEFINITIONS, HISTORIES, TIMES)

@@ -56,15 +56,20 @@ def publish(home: Home, topic: str, body: str, *flags: str) -> str:
 @contextmanager
 def started(home: Home, *args: str) -> Iterator[Process]:
     """Start the command; kill it at the end of the block if it still runs."""
-    process = subprocess.Popen(
-        command_line(home, *args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        with process:
+    with subprocess.Popen(
+        command_line(home, *args),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background process inherits an ignored SIGINT, which the command respects.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
             yield process
             if process.poll() is None:
                 process.terminate()
                 process.communicate(timeout=WAIT_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+        finally:
+            if process.poll() is None:
+                process.kill()
