@@ -40,8 +40,8 @@ echo "done"
 """
 WORKERS = 8
 SHORT_HISTORY = 1000
-WAITING = 240
-"""A listener serves 256 connections."""
+WAITING = 1_000
+"""Workers that wait at once. The local socket accepts half as many connections as the limit of open files."""
 BEFORE_PUBLISH = 0.01
 """Seconds between a request that waits and the publish."""
 EXTRA_MESSAGES = 2 * WORKERS

@@ -250,6 +250,7 @@ EFFECTS = {
             "GET /analytics/queue",
             "GET /breakers",
             "GET /events/ws",
+            "GET /exchange/topics",
             "GET /healthz",
             "GET /queue/pauses",
             "GET /scheduler/jobs",

@@ -22,7 +22,7 @@ MAX_COLUMNS = 200
 @options.service
 @options.as_json
 def watch(refresh: str, once: bool, as_json: bool, **where: Any) -> int:
-    """Show a live dashboard of the queue, running jobs, schedules, circuit breakers, pauses and events.
+    """Show a live dashboard of the queue, running jobs, schedules, topics, circuit breakers, pauses and events.
 
     Press q or Ctrl-C to quit. While the service is stopped, the last state stays on the screen, dimmed. --once prints
     the dashboard once, also to a pipe and with --json as JSON; it fails if the service is not running.

@@ -13,6 +13,7 @@ from rich.text import Text
 from ductile.cli.base.client import Client
 from ductile.cli.logs.event_format import details, level_of, plain, subject
 from ductile.core.clock import from_text
+from ductile.core.errors import NotAllowed, NotFound
 from ductile.core.format_time import format_span
 
 VERDICT_COLOURS = {"healthy": "green", "attention": "yellow", "failed": "red"}
@@ -30,6 +31,8 @@ class ServiceState:
     schedules: Sequence[Mapping[str, Any]]
     breakers: Sequence[Mapping[str, Any]]
     pauses: Sequence[Mapping[str, Any]]
+    topics: Sequence[Mapping[str, Any]] = ()
+    """The topics of the exchange; empty if it is disabled or the token may not read it."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,7 +55,16 @@ def fetch_state(service: Client) -> ServiceState:
         schedules=service.request("GET", "/scheduler/jobs")["jobs"],
         breakers=service.request("GET", "/breakers")["breakers"],
         pauses=service.request("GET", "/queue/pauses")["pauses"],
+        topics=_fetch_topics(service),
     )
+
+
+def _fetch_topics(service: Client) -> Sequence[Mapping[str, Any]]:
+    try:
+        topics: Sequence[Mapping[str, Any]] = service.request("GET", "/exchange/topics")["topics"]
+    except (NotAllowed, NotFound):
+        return ()
+    return topics
 
 
 def frame(
@@ -68,7 +80,13 @@ def frame(
     lines = [_service_line(state, lost)]
     if state is not None:
         lines += [_queue_line(state), *_pause_lines(state)]
-        sections = [_running(state, now, width), _schedules(state, now), _breakers(state, now), _events(events)]
+        sections = [
+            _running(state, now, width),
+            _schedules(state, now),
+            _topics(state, now),
+            _breakers(state, now),
+            _events(events),
+        ]
     else:
         sections = [_events(events)]
     shown = [section for section in sections if section.rows]
@@ -168,6 +186,23 @@ def _schedule_row(schedule: Mapping[str, Any], now: datetime) -> Text:
             f"  held: {plain(schedule['held_reason'])}" if "held_reason" in schedule else "", style="yellow"
         )
     return row.append(f"{schedule['status']} {plain(schedule.get('reason', ''))}", style="yellow")
+
+
+def _topics(state: ServiceState, now: datetime) -> Section:
+    """Return the topics with open messages or workers. Topics that programs only read are left out."""
+    shown = [topic for topic in state.topics if topic["last_claimed_at"] or topic["waiting_workers"] or topic["paused"]]
+    return Section(f"TOPICS {len(shown)}", [_topic_row(topic, now) for topic in shown])
+
+
+def _topic_row(topic: Mapping[str, Any], now: datetime) -> Text:
+    row = Text(f"  {plain(topic['topic'])}")
+    for name in ("ready", "delayed", "waiting", "claimed", "dead"):
+        if count := topic[name]:
+            row.append(f"  {name} {count}", style="red" if name == "dead" else "")
+    if topic["ready"] and topic["oldest_ready_at"]:
+        row.append(f"  oldest {clock(max(timedelta(), now - from_text(topic['oldest_ready_at'])))}")
+    row.append(f"  workers waiting {topic['waiting_workers'] or 0}")
+    return row.append(f"  paused ({plain(str(topic['pause_reason']))})" if topic["paused"] else "", style="yellow")
 
 
 def _breakers(state: ServiceState, now: datetime) -> Section:

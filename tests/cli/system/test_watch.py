@@ -47,8 +47,21 @@ def service_state(*, jobs: int = 1, schedules: int = 1, breakers: int = 1, **mor
             for number in range(breakers)
         ],
         "pauses": [{"plugin": "*", "reason": "backup", "paused_at": at(-60)}],
+        "topics": [
+            topic("review.request", ready=3, claimed=1, oldest_ready_at=at(-75), waiting_workers=2),
+            topic(
+                "review.request.dead", dead=1, ready=1, oldest_ready_at=at(0), last_claimed_at=None, waiting_workers=0
+            ),
+            topic("news", last_claimed_at=None, waiting_workers=0, paused=True, pause_reason="too many"),
+        ],
     }
     return ServiceState(**(usual | more))
+
+
+def topic(name: str, **more: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("ready", "delayed", "waiting", "claimed", "dead"), 0)
+    usual = {"oldest_ready_at": None, "last_claimed_at": at(-5), "waiting_workers": 1, "paused": False}
+    return {"topic": name, **counts, **usual, "pause_reason": None, **more}
 
 
 def event(name: str = "job.completed", **data: Any) -> dict[str, Any]:
@@ -71,6 +84,9 @@ def test_the_dashboard_shows_every_section() -> None:
         "paused  everything (backup)",
         "slow.poll  " + "█" * 12 + "░" * 13 + "  30s of 1m00s  job-0",
         "p/s0  every 5m  in 1m30s",
+        "TOPICS 2",
+        "review.request  ready 3  claimed 1  oldest 1m15s  workers waiting 2",
+        "news  workers waiting 0  paused (too many)",
         "b.c0  open  failures 3  next probe in 45s",
         "09:30:00  job.completed  p.poll  note=number-2",
     ):
