@@ -64,10 +64,10 @@ def test_an_end_after_the_lease_is_refused_and_journalled(service: Service, home
 
 def test_an_extended_claim_does_not_expire(service: Service) -> None:
     publish(service)
-    (claimed,) = claim(service, lease=1)
+    (claimed,) = claim(service, lease=3)
     status, extended = act(service, claimed["claim_id"], "extend", lease="1h")
     assert (status, extended["extensions"]) == (200, 1)
-    assert claim(service, wait="1500ms") == []
+    assert claim(service, wait="3500ms") == []
 
 
 def test_a_claim_can_be_extended_by_a_shorter_lease(service: Service) -> None:

@@ -23,7 +23,7 @@ def test_waiting_requests_end_empty_when_the_service_stops(start: Start) -> None
         assert service.stop() == 0
         assert [worker.result() for worker in workers] == [[], []]
         assert reader.result()["messages"] == []
-    assert monotonic() - before < 10
+    assert monotonic() - before < 30, "shorter than the requests would wait"
 
 
 def test_a_service_that_drains_takes_no_messages_but_ends_claims(start: Start, blocking: BlockingPlugin) -> None:
@@ -76,7 +76,7 @@ def test_a_live_claim_survives_a_restart_with_at_least_ten_seconds(start: Start)
         for topic in (short["message_id"], long["message_id"])
         for each in get(service, f"messages/{topic}")["claims"]
     }
-    assert 5 < left[short["claim_id"]] <= 10
+    assert 2 < left[short["claim_id"]] <= 10
     assert left[long["claim_id"]] > 3500
     assert act(service, short["claim_id"], "complete", body="after the restart")[0] == 200
     assert act(service, long["claim_id"], "extend")[1]["lease_seconds"] > 3590

@@ -180,7 +180,7 @@ def waiting_workers(home: Home) -> int:
 def test_a_long_command_keeps_its_claim(home: Home, start: Start, gate: Gate) -> None:
     start()
     publish(home, "review.request", "1")
-    with started(home, *WORKER, "--once", "--lease", "1s", "--", "sh", "-c", gate.script) as worker:
+    with started(home, *WORKER, "--once", "--lease", "3s", "--", "sh", "-c", gate.script) as worker:
         gate.wait()
         poll_until(lambda: home.rows("SELECT extensions FROM claims")[0]["extensions"] >= 4)
         gate.open()
