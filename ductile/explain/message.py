@@ -112,7 +112,7 @@ def explain_message(
 ) -> MessageExplanation:
     """Explain one message. `waiting_workers` is how many wait on its topic; None if that is not known.
 
-    Only topics for which `may_name` is true are suggested instead of a misspelled one.
+    Only topics for which `may_name` is true are named: as that of the follow-up, and instead of a misspelled one.
     Raises MessageUnknown for an id that the ledger does not know.
     """
     moment = now or datetime.now(UTC)
@@ -120,6 +120,8 @@ def explain_message(
         facts = message_facts(db, message_id)
     except MessageUnknown:
         return _pruned(db, message_id, moment)
+    if facts.follow_up_topic is not None and not may_name(facts.follow_up_topic):
+        facts = evolve(facts, follow_up_topic=None)
     topics = filter(may_name, claimed_topics(db)) if facts.topic.last_claim is None else ()
     found = [
         *([] if has_service(ledger) or not facts.state.is_open else [Reason("service_down")]),
@@ -262,7 +264,7 @@ def _decided(facts: MessageFacts) -> Reason:
         "ended_at": to_text_or_none(claim.completed_at),
         "reason": claim.reason,
         "job_id": claim.job_id,
-        "follow_up_id": claim.follow_up_id,
+        "follow_up_id": claim.follow_up_id if facts.follow_up_topic else None,
         "follow_up_topic": facts.follow_up_topic,
         **_worker(claim),
     }
@@ -274,7 +276,8 @@ def _dead(facts: MessageFacts) -> Reason:
     if last is None or (end is not None and end.kind == PURGED):
         about = {"at": to_text(end.at), "by": end.actor} if end else {"at": None, "by": None}
         return Reason("message_purged", {**about, "topic": facts.message.topic})
-    letter = {"dead_letter_id": last.follow_up_id, "dead_letter_topic": facts.follow_up_topic}
+    letter_id = last.follow_up_id if facts.follow_up_topic else None
+    letter = {"dead_letter_id": letter_id, "dead_letter_topic": facts.follow_up_topic}
     return Reason("dead", {"deliveries": last.delivery, **letter})
 
 

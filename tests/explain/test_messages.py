@@ -110,6 +110,17 @@ def test_a_message_of_a_consumer_whose_plugin_is_not_loaded_waits_for_it(exchang
         assert the_reason(explain(exchange, path, message)).code == expected
 
 
+def test_the_follow_up_is_named_only_to_callers_that_may_read_its_topic(exchange: ExchangeDriver, path: Path) -> None:
+    message, dead = exchange.publish(), exchange.publish()
+    exchange.end(exchange.claim_one().id)
+    for _ in range(exchange.rules(TOPIC).max_deliveries):
+        exchange.release(exchange.claim_one().id)
+    for one, letter in ((message, "review.done"), (dead, "review.request.dead")):
+        for may_name in (True, False):
+            found = explain(exchange, path, one, may_name=lambda topic, is_known=may_name: is_known or topic == TOPIC)
+            assert (letter in str(found.as_data())) == may_name
+
+
 def test_a_message_behind_others_has_its_place_and_an_estimate(exchange: ExchangeDriver, path: Path) -> None:
     messages = [exchange.publish() for _ in range(5)]
     for _ in range(2):
